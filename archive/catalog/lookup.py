@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -272,7 +272,8 @@ class RecordLookup:
         A run of a session has its bitstring, which has its older versions. Where that is damaged, it is noted as a
         problem and left out. Raises the errors of `at`.
         """
-        return self._head(self.block, location)
+        pack, block = self.block(location)
+        return self._of_block(pack, block, location)
 
     def block(self, place: Location, *, ahead: int = FIRST_READ) -> tuple[Pack, Block]:
         """Return the block at a place, and its pack. ``ahead``: as in `Pack.block`.
@@ -380,12 +381,13 @@ class RecordLookup:
         packs = sorted(self._listing.packs)
         keys, places = self._session_places(packs)
         bounds = [*np.flatnonzero(np.diff(keys, prepend=keys[:1] - np.uint64(1))).tolist(), len(keys)]
-        opened = lru_cache(BLOCKS)(self.block)
+        blocks: Blocks = {}
         for begin, end in itertools.pairwise(bounds):
-            found = [
-                self._maybe(partial(self._head, opened, Location(packs[number], offset, row)), packs[number])
-                for number, offset, row in map(_parts, places[begin:end].tolist())
-            ]
+            with self.keeping_blocks(blocks):
+                found = [
+                    self._maybe(partial(self.head, Location(packs[number], offset, row)), packs[number])
+                    for number, offset, row in map(_parts, places[begin:end].tolist())
+                ]
             versions = self._distinct((item for item in found if item), [])
             for _, rows in itertools.groupby(versions, key=lambda v: (v.tenant, v.name)):
                 yield list(rows)
@@ -423,10 +425,6 @@ class RecordLookup:
             self._problems.note("pack", pack.hex(), str(exc), pack=pack, blind=True)
         except FileNotFoundError:
             self._listing.note_stale()
-
-    def _head(self, opened: Callable[[Location], tuple[Pack, Block]], location: Location) -> Found:
-        pack, block = opened(location.block)
-        return self._of_block(pack, block, location)
 
     def _of_block(self, pack: Pack, block: Block, location: Location) -> Found:
         """Return a record as `head` does."""
