@@ -62,10 +62,10 @@ class Catalog:
 
     def _empty(self, unused: Iterable[str]) -> None:
         """Begin without anything that was read."""
-        problems = Problems()
-        self.listing = Listing(self.store, problems, unused)
-        self.lookup = RecordLookup(self.listing, self.keys, problems)
-        self.damage = DamageReport(self.listing, self.lookup, problems)
+        self.problems = Problems()  # met so far
+        self.listing = Listing(self.store, self.problems, unused)
+        self.lookup = RecordLookup(self.listing, self.keys, self.problems)
+        self.damage = DamageReport(self.listing, self.lookup, self.problems)
         self.holds = Holds(self.listing, self.keys, self.record)
         self._read_at = -math.inf  # seconds of the monotonic clock when the last `refresh` began
 

@@ -6,13 +6,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set as AbstractSet
+from collections.abc import Set as AbstractSet
 from itertools import groupby
 
 from pltz.archive.catalog.listing import Listing
 from pltz.archive.catalog.lookup import RecordLookup
 from pltz.archive.catalog.losses import Loss, PackState
-from pltz.archive.catalog.problems import Problem, Problems
+from pltz.archive.catalog.problems import Problems
 from pltz.archive.format.index_file import SEGMENTS, SESSIONS, Location, Lookup, key_of
 from pltz.plt_codec.errors import FormatError
 
@@ -22,15 +22,6 @@ class DamageReport:
 
     def __init__(self, listing: Listing, lookup: RecordLookup, problems: Problems) -> None:
         self._listing, self._lookup, self._problems = listing, lookup, problems
-
-    @property
-    def problems(self) -> Sequence[Problem]:
-        """Return the problems met so far, each once."""
-        return list(self._problems)
-
-    def note(self, kind: str, name: str, what: str) -> None:
-        """Add a problem, as `Problems.note` does."""
-        self._problems.note(kind, name, what)
 
     def losses(self) -> list[Loss]:
         """Return the unacknowledged losses."""

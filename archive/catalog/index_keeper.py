@@ -66,7 +66,7 @@ class IndexKeeper:
         try:
             self.write(everything=everything)
         except (StoreError, Fenced) as exc:
-            self._catalog.damage.note("index", "", str(exc))
+            self._catalog.problems.note("index", "", str(exc))
 
     def rebuild(self) -> None:
         """Make one index from the packs alone, then delete all others.
@@ -151,7 +151,7 @@ class IndexKeeper:
                 if self._store.put(object_names.session_list(name.hex()), data):
                     lists[name.hex()] = index
         except FormatError as exc:  # its packs are read in place of a list
-            self._catalog.damage.note("list", index, str(exc))
+            self._catalog.problems.note("list", index, str(exc))
             return {}
         return lists
 

@@ -39,6 +39,9 @@ class Problems:
         self.packs: set[bytes] = set()
         self.blind: set[bytes] = set()
 
+    def __len__(self) -> int:
+        return len(self._problems)
+
     def __iter__(self) -> Iterator[Problem]:
         return iter(self._problems)
 

@@ -62,7 +62,7 @@ def stat_of(catalog: Catalog, archive: bytes) -> Stat:
         marks=marks,
         tail=len(without_index(catalog)),
         condemned=len(listing.condemned & set(listing.packs)),
-        problems=len(catalog.damage.problems),
+        problems=len(catalog.problems),
         missing=len(catalog.listing.missing()),
         losses=len(catalog.damage.losses()),
     )

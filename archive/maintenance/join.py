@@ -129,7 +129,7 @@ class TurnJoiner:
             pass
         except Exception as exc:  # noqa: BLE001
             what = str(exc) if isinstance(exc, PltzError) else f"{type(exc).__name__}: {exc}"
-            self._catalog.damage.note("join", "", f"turns were not joined: {what}")
+            self._catalog.problems.note("join", "", f"turns were not joined: {what}")
 
     # ---- which turns
 

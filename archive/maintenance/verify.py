@@ -142,7 +142,7 @@ class Verifier:
         self._hidden = damage.hidden_sessions(doubted)
         if decode or doubted or self._hidden or listing.stable(lambda: self._astray(proved)):
             self.report.lost += listing.stable(self._lost)
-        for problem in damage.problems:
+        for problem in self.catalog.problems:
             self._problems.add(problem)
         return self.report
 

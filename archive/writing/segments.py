@@ -364,7 +364,7 @@ class VerifiedSegments:
         return segment in self._known
 
     def _problem(self, item: Found, what: str) -> None:
-        self.catalog.damage.note("record", f"{item.location.pack.hex()} at {item.location.offset}", what)
+        self.catalog.problems.note("record", f"{item.location.pack.hex()} at {item.location.offset}", what)
 
     def _going(self, item: Found, segment: bytes) -> bool:
         """Return whether a segment was erased or is being erased. A writer does not rely on it then."""

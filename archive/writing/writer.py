@@ -144,7 +144,7 @@ class Publisher:
         try:
             self.catalog.store.put_spare(object_names.parity(name), parity)
         except StoreError as exc:
-            self.catalog.damage.note("parity", name.hex(), f"{exc}: this pack has no parity until repair writes it")
+            self.catalog.problems.note("parity", name.hex(), f"{exc}: this pack has no parity until repair writes it")
 
 
 class ArchiveWriter:

@@ -295,7 +295,7 @@ def _warn(cold: "Archive", tenant: str | None = None) -> int:
     except ArchiveError as exc:
         click.echo(f"warning: {exc}", err=True)
         return exc.exit_code
-    if problems := cold.parts.catalog.damage.problems:
+    if problems := cold.parts.catalog.problems:
         click.echo(
             f"warning: {counted(len(problems), 'damaged part')}, so sessions may be missing here: "
             "run pltz archive verify",

@@ -253,7 +253,7 @@ def put_all(
         show(report_of(part, counts | {"refused": meter.refused + unread, "left_out": left_here}), "", as_json)
     elif as_json and any(not_stored.values()):
         show({"not_stored": not_stored}, "", as_json)
-    if bare := [p for p in cold.parts.catalog.damage.problems if p.kind == "parity"]:
+    if bare := [p for p in cold.parts.catalog.problems if p.kind == "parity"]:
         click.echo(f"warning: {counted(len(bare), 'pack')} without parity: {printable(bare[0].what)}", err=True)
     if not as_json:
         new = f"{size(meter.frozen)} new, stored, decoded back and compared" if meter.unchanged < meter.sessions else ""

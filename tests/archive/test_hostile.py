@@ -232,8 +232,8 @@ def test_an_index_over_packs_that_cannot_be(disk: SimDisk, archive: TowerArchive
 def test_problems_are_counted_up_to_a_limit(monkeypatch: pytest.MonkeyPatch, archive: TowerArchive) -> None:
     monkeypatch.setattr("pltz.archive.catalog.problems.MOST_PROBLEMS", 20, raising=False)
     for n in range(50):
-        archive.catalog.damage.note("record", f"{n}", "damaged")
-        archive.catalog.damage.note("record", f"{n % 3}", "damaged")
+        archive.catalog.problems.note("record", f"{n}", "damaged")
+        archive.catalog.problems.note("record", f"{n % 3}", "damaged")
     assert len(archive.problems) == 21 and "no more are listed" in archive.problems[-1].what
     assert not archive.verify().problems
 

@@ -198,7 +198,7 @@ class BucketMachine(RuleBasedStateMachine):
                 except StoreError:
                     pass
             self.server.reset()
-            assert not [problem for problem in reader.catalog.damage.problems if problem.kind == "index"]
+            assert not [problem for problem in reader.catalog.problems if problem.kind == "index"]
 
     @invariant()
     def everything_is_there(self) -> None:

@@ -222,7 +222,7 @@ def test_a_put_on_what_the_store_cannot_give_is_no_damage(joined: bool, monkeypa
     monkeypatch.setattr(type(archive.keys), "bits", raising(StoreError("the store answered 500")))
     with pytest.raises(StoreError):
         archive.put([NewSession("grown", [*turns, turns[0]], "acme")])
-    assert not archive.catalog.damage.problems
+    assert not archive.catalog.problems
 
 
 def test_an_entry_whose_block_has_no_such_record_is_damage() -> None:

@@ -463,7 +463,7 @@ def test_puts_of_an_append_only_archive_delete_nothing() -> None:
     archive.forget([archive.version("s7")])
     archive.undelete([archive.version("s7", version=1)])
     assert not store.requests["delete"] and len(archive.catalog.listing.present.indexes) > 2
-    assert not archive.catalog.damage.problems
+    assert not archive.catalog.problems
     other = TowerArchive.open(store, [ZlibCodec()], key=Secret(b"key", 0))
     assert all(other.get(f"s{number}").tokens.tolist() == [*range(number, number + 9)] for number in range(40))
     for _ in range(2):

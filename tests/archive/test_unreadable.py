@@ -36,7 +36,7 @@ if what == "index":
     ids = [os.urandom(16) for _ in range(2000)]
     path.chmod(0o600)
     os.truncate(path, 100)
-    print(len(archive.catalog.lookup.known(SEGMENTS, ids)), [p.kind for p in archive.catalog.damage.problems])
+    print(len(archive.catalog.lookup.known(SEGMENTS, ids)), [p.kind for p in archive.catalog.problems])
     print(len(list(archive.ls())))
 else:
     scan = archive.catalog.listing.scan(bytes.fromhex(path.name))

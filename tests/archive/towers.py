@@ -92,7 +92,7 @@ class TowerArchive:
 
     @property
     def problems(self) -> list[Problem]:
-        return list(self.parts.catalog.damage.problems)
+        return list(self.parts.catalog.problems)
 
     # ---- sessions in, out, and listed
 

@@ -64,7 +64,7 @@ def test_what_was_put_without_encryption_into_a_sealed_archive_is_refused(
     sealed.parts.writer.publisher.put([(clear, record)])
     archive = reopen(disk)
     assert [v.name for v in archive.ls()] == ["a"]
-    assert ["without encryption" in p.what for p in archive.catalog.damage.problems] == [True]
+    assert ["without encryption" in p.what for p in archive.catalog.problems] == [True]
     [answer] = Chains(archive.catalog, archive.codecs).answers([leaf])
     assert isinstance(answer, LostError) and "without encryption" in str(answer)
 

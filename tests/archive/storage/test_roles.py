@@ -59,7 +59,7 @@ def test_each_role_does_its_work_and_no_more(admin: Any, as_role: Callable[..., 
     for number in range(30):  # some of them put an index
         putter.put([session(f"s{number}")])
     putter.forget([putter.version("s29", "acme")])
-    assert len(putter.catalog.listing.present.indexes) >= 2 and not putter.catalog.damage.problems
+    assert len(putter.catalog.listing.present.indexes) >= 2 and not putter.catalog.problems
     reader = as_role("reader", "cold")
     assert reader.get("s3", "acme").tokens.tolist() == session("s3").segments[0].tolist()
     assert reader.verify(decode=True).sound
