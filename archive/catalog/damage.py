@@ -6,14 +6,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Set as AbstractSet
-from itertools import groupby
-
 from pltz.archive.catalog.listing import Listing
 from pltz.archive.catalog.lookup import RecordLookup
 from pltz.archive.catalog.losses import Loss, PackState
 from pltz.archive.catalog.problems import Problems
-from pltz.archive.format.index_file import SEGMENTS, SESSIONS, Location, Lookup, key_of
+from pltz.archive.format.index_file import SEGMENTS, key_of
 from pltz.plt_codec.errors import FormatError
 
 
@@ -53,38 +50,6 @@ class DamageReport:
             return not there or any(c.domain == domain for c in self._listing.opened(pack).head.contexts)
         except (FormatError, FileNotFoundError):
             return True
-
-    def hidden_sessions(self, packs: AbstractSet[bytes]) -> dict[int, bytes]:
-        """Return the sessions of which an index names a record that cannot be read: key, 36 bits, and a pack.
-
-        The manifest counts as an index. Heads of blocks decide, in missing packs and in ``packs``. Raises StoreError.
-        """
-        return self._listing.stable(lambda: self._hidden_sessions(packs))
-
-    def _hidden_sessions(self, packs: AbstractSet[bytes]) -> dict[int, bytes]:
-        found: dict[int, bytes] = {}
-        missing = self._listing.missing()
-        doubted = missing | (packs & self._listing.packs.keys())  # others were deleted by a collector meanwhile
-        indexes: list[Lookup] = [*self._listing.indexes.values(), self._listing.tail]
-        for index in indexes if doubted else []:
-            try:
-                named = sorted((at, key) for key, at in index.entries(SESSIONS) if at.pack in doubted)
-            except FormatError:  # verify reports it
-                continue
-            for at, rows in groupby(named, key=lambda row: row[0]):
-                there = set[int]() if at.pack in missing else self._keys_at(at)
-                found |= {key: at.pack for _, key in rows if there is not None and key not in there | found.keys()}
-        return found
-
-    def _keys_at(self, block: Location) -> set[int] | None:
-        """Return the keys of sessions whose heads can be read; None where the pack was deleted since it was listed."""
-        try:
-            return self._lookup.keys_at(block, SESSIONS)
-        except FormatError:
-            return set()
-        except FileNotFoundError:
-            self._listing.note_stale()
-            return None
 
     def hides(self, section: int, identity: bytes) -> PackState | None:
         """Return the state of the pack that keeps a record of this identity from being read.

@@ -309,16 +309,12 @@ class RecordLookup:
         Where no record has the identity that was looked for, another one has its key by chance, or the place has not
         what was written there. Raises CorruptError then, and the errors of `block`.
         """
-        if key not in self.keys_at(place, section):
-            raise CorruptError(f"the block at byte {place.offset} has not the record that is named there: damaged")
-
-    def keys_at(self, place: Location, section: int) -> set[int]:
-        """Return the keys, 36 bits, of the records of the block at a place. Raises the errors of `block`."""
         pack, block = self.block(place)
         if pack.nameless:
             raise CorruptError(pack.nameless)
         named = (one for r in block.heads() for one in keys_of(r, pack.head.contexts[r.context]))
-        return {key_of(identity) for its, identity in named if its == section}
+        if all(its != section or key_of(identity) != key for its, identity in named):
+            raise CorruptError(f"the block at byte {place.offset} has not the record that is named there: damaged")
 
     def is_sound(self, location: Location) -> bool:
         """Return whether a record reads now. `versions` may remember one that was damaged since. Raises StoreError."""

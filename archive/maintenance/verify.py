@@ -11,7 +11,7 @@ Changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -32,7 +32,7 @@ from pltz.archive.format import index_file, object_names
 from pltz.archive.format.byte_source import File
 from pltz.archive.format.hold import MAX_SIZE as MAX_HOLD, Hold
 from pltz.archive.format.ids import NO_SEGMENT
-from pltz.archive.format.index_file import SECTIONS, SEGMENTS, FileIndex, key_of, key_of_session, keys_of
+from pltz.archive.format.index_file import SECTIONS, SEGMENTS, SESSIONS, FileIndex, key_of, key_of_session, keys_of
 from pltz.archive.format.object_names import SETTINGS, SETTINGS_COPY
 from pltz.archive.format.pack import Damage, Pack
 from pltz.archive.format.parity import Parity
@@ -129,6 +129,8 @@ class Verifier:
         # packs, while the digests of indexes are computed beside
         walk = PackWalk(self.catalog)
         listing.stable(walk.look)
+        for pack in listing.missing():
+            self._hide(pack, walk.entries(pack))
         indexes = {name: index for name, index in listing.indexes.items() if part.has(name.encode())}
         with ThreadPoolExecutor(1) as pool:
             faults = pool.submit(self._index_faults, indexes)
@@ -139,7 +141,10 @@ class Verifier:
             self._check_copies()
             self._check_redundancy()
         # sessions that are lost are looked for only where something may be, and with ``decode``, as names may not open
-        self._hidden = damage.hidden_sessions(doubted)
+        if doubted:
+            self.catalog.refresh()
+        there = listing.packs.keys() | listing.missing()  # others were deleted by a collector meanwhile
+        self._hidden = {key: pack for key, pack in self._hidden.items() if pack in there}
         if decode or doubted or self._hidden or listing.stable(lambda: self._astray(proved)):
             self.report.lost += listing.stable(self._lost)
         for problem in self.catalog.problems:
@@ -163,7 +168,9 @@ class Verifier:
                 self.report.records += pack.columns.records
             else:
                 doubted.add(pack.name)
-            if pack.file and (decode or not pack.columns):
+            if pack.file is None:
+                self._hide(pack.name, walk.entries(pack.name))
+            elif decode or not pack.columns:
                 self._check_entries(pack, pack.file, walk.entries(pack.name))
                 for item in self._records(pack, pack.file):
                     segment = item.record.id
@@ -205,7 +212,8 @@ class Verifier:
     def _check_entries(self, pack: WalkedPack, file: File, entries: set[tuple[int, int, int]]) -> None:
         """Check that entries, each a section, a key and an offset, name the records of a pack and nothing else.
 
-        Damaged blocks are reported with the pack.
+        Damaged blocks are reported with the pack. The sessions of their records are hidden, and those of all where
+        nothing tells that these are the bytes of the pack.
         """
         there, blocks, name = set[tuple[int, int, int]](), set[int](), pack.name.hex()
         with suppress(FormatError):
@@ -213,6 +221,12 @@ class Verifier:
                 if not isinstance(item, Damage):
                     blocks.add(offset := item.location.offset)
                     there |= {(section, key_of(i), offset) for section, i in keys_of(item.record, item.context)}
+        if not pack.columns:
+            try:
+                Pack(file.read, file.size).footer()
+                self._hide(pack.name, entries - there)
+            except FormatError:
+                self._hide(pack.name, entries)
         for section, _, offset in sorted(there - entries):
             where = f"{name} at {offset}"
             self._wrong("index", SECTIONS[section], f"the record in {where} is not found through any index")
@@ -220,6 +234,10 @@ class Verifier:
             indexes = (index for index, known in self.catalog.listing.indexes.items() if pack.name in known.packs)
             what = f"an entry names the block at byte {offset} of {name}, where no such record is"
             self._wrong("index", ", ".join(sorted(indexes)), what)
+
+    def _hide(self, pack: bytes, entries: Iterable[tuple[int, int, int]]) -> None:
+        """Note the sessions that entries of a pack name and that cannot be read there."""
+        self._hidden |= {key: pack for section, key, _ in entries if section == SESSIONS}
 
     def _check_parity(self, pack: bytes) -> None:
         """Check the parity of a pack, if any. Missing parity is no damage and is counted later."""
