@@ -29,7 +29,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from io import BytesIO
-from typing import TypeVar
 
 from pltz.archive.author import Author
 from pltz.archive.catalog.catalog import Catalog
@@ -85,8 +84,6 @@ from pltz.archive.writing.writer import ArchiveWriter
 from pltz.coding.codecs.bundle_codecs import CodecRegistry
 from pltz.plt_codec.errors import CorruptError, FormatError, PltzError, UsageError, VersionError
 from pltz.plt_codec.identity import digest
-
-T = TypeVar("T")
 
 PERSON = b"pltz damaged"
 FROM_A_BACKUP = "bring one of them from a backup"
@@ -359,69 +356,44 @@ class Repairer:
         return self._known
 
     def _settings(self) -> Settings:
-        why: PltzError = CorruptError(f"{SETTINGS} and its copy {SETTINGS_COPY} are damaged: {FROM_A_BACKUP}")
-        register = ManifestRegister(self.store)
-
-        def own(data: bytes) -> Settings:
-            nonlocal why
-            settings = Settings.decode(data)
-            try:
-                self._want_own(settings.archive)
-            except ArchiveError as exc:
-                why = exc
-                raise CorruptError(str(exc)) from exc
-            if not object_names.pack.listed(self.store.list):  # none says which is right
-                found = register.find() or register.older
-                alone = self._maybe(SETTINGS, MAX_SIZE) != self._maybe(SETTINGS_COPY, MAX_SIZE)
-                keyed = settings.archive in KeyFolder(self.store).generations()
-                if alone and not keyed and found and found.settings.archive != settings.archive:
-                    raise CorruptError(f"{SETTINGS} is of another archive than the manifest")
-            return settings
-
-        try:
-            if found := self._mirrored(SETTINGS, SETTINGS_COPY, own, MAX_SIZE):
-                return found
-            self.report.broken.remove(SETTINGS)
-        except VersionError:
-            raise
-        except CorruptError as exc:  # both are missing
-            why = exc
-        if (manifest := register.find() or register.older) is None:
-            raise why
-        self._want_own(manifest.settings.archive)
-        for name in (SETTINGS, SETTINGS_COPY):
-            self._replace(name, self._maybe(name, MAX_SIZE), manifest.settings.encode())
-        return manifest.settings
-
-    def _mirrored(self, name: str, copy: str, decode: Callable[[bytes], T], most: int) -> T | None:
-        """Return the content of a small file from a sound copy, and repair the other copy.
-
-        None if neither is sound. Raises UsageError if neither exists, VersionError for a newer file.
-        """
+        """Return the settings in a sound copy of archive.json, else in the manifest, and make both copies say so."""
         self.report.checked += 1
-        data = {n: self._maybe(n, most) for n in (name, copy)}
-        if not any(d is not None for d in data.values()):
-            if folder := remains(self.store):
-                what = f"{name} and its copy {copy} are missing, and {folder}/ is not empty"
-                raise CorruptError(f"{what}: {FROM_A_BACKUP}")
-            raise UsageError(f"no archive here: {name} is missing")
-        sound: dict[str, T] = {}
-        for n, d in data.items():
+        data = {name: self._maybe(name, MAX_SIZE) for name in (SETTINGS, SETTINGS_COPY)}
+        why: PltzError = CorruptError(f"{SETTINGS} and its copy {SETTINGS_COPY} are damaged: {FROM_A_BACKUP}")
+        if not any(copy is not None for copy in data.values()):
+            if not (folder := remains(self.store)):
+                raise UsageError(f"no archive here: {SETTINGS} is missing")
+            what = f"{SETTINGS} and its copy {SETTINGS_COPY} are missing, and {folder}/ is not empty"
+            why = CorruptError(f"{what}: {FROM_A_BACKUP}")
+        # the first copy that is sound and of the archive that the packs are of
+        register, sound = ManifestRegister(self.store), list[Settings]()
+        for copy in (copy for copy in data.values() if copy is not None):
             try:
-                if d is not None:
-                    sound[n] = decode(d)
+                self._want_own((settings := Settings.decode(copy)).archive)
+                sound.append(settings)
             except VersionError:
                 raise
             except FormatError:
                 continue
+            except ArchiveError as exc:
+                why = exc
+        manifest = register.find() or register.older if self._may_be_strange(sound, data) else None
+        if not sound or (manifest and manifest.settings.archive != sound[0].archive):
+            if manifest is None:
+                raise why
+            self._want_own(manifest.settings.archive)
+            sound.insert(0, manifest.settings)
+        for name, there in data.items():
+            if there != sound[0].encode():
+                self._replace(name, there, sound[0].encode())
+        return sound[0]
+
+    def _may_be_strange(self, sound: Sequence[Settings], data: Mapping[str, bytes | None]) -> bool:
+        """Return whether the manifest has to say of which archive this is: no pack says it, and no key file."""
         if not sound:
-            self.report.broken.append(name)
-            return None
-        best = next(iter(sound))
-        for n, d in data.items():
-            if d != data[best]:
-                self._replace(n, d, data[best] or b"")
-        return sound[best]
+            return True
+        alone = data[SETTINGS] != data[SETTINGS_COPY] and not object_names.pack.listed(self.store.list)
+        return alone and sound[0].archive not in KeyFolder(self.store).generations()
 
     def _key_files(self) -> None:
         """Repair both copies of each newest key file. Then destroy older key files that an unfinished erase left."""
