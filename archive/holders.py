@@ -15,12 +15,13 @@ from dataclasses import dataclass
 
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.catalog.reader import SessionReader
-from pltz.archive.errors import ArchiveError, LostError
+from pltz.archive.errors import ArchiveError
 from pltz.archive.humanize import counted
+from pltz.archive.search import read
 from pltz.datasets.secrets import pieces_of, secrets_in
 from pltz.models.session.long_text import LongText
 from pltz.models.session.session import Session
-from pltz.plt_codec.errors import BundleMismatch, CorruptError, UsageError
+from pltz.plt_codec.errors import UsageError
 
 Look = Callable[[str], Counter[str]]
 ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f"}  # of JSON
@@ -45,19 +46,14 @@ def holders(
 
     Raises ArchiveError at the end, where some cannot be read.
     """
-    broken: list[tuple[str, Exception]] = []
-    for version in versions:
-        try:
-            kinds = sum(map(look, _texts(reader.read(version))), Counter[str]())
-        except (LostError, CorruptError, BundleMismatch) as exc:
-            broken.append((version.name, exc))
-        else:
-            if kinds:
-                yield Holder(version.tenant, version.name, version.version, version.part, dict(sorted(kinds.items())))
-        looked()
+    broken: list[tuple[Version, Exception]] = []
+    for version, session in read(reader, versions, broken, looked):
+        if kinds := sum(map(look, _texts(session)), Counter[str]()):
+            yield Holder(version.tenant, version.name, version.version, version.part, dict(sorted(kinds.items())))
     if broken:
-        name, why = broken[0]
-        raise ArchiveError(f"looked at what can be read: {counted(len(broken), 'part')} cannot, as of {name!r}: {why}")
+        version, why = broken[0]
+        what = f"{counted(len(broken), 'part')} cannot, as of {version.name!r}: {why}"
+        raise ArchiveError(f"looked at what can be read: {what}")
 
 
 def _texts(session: Session) -> Iterator[str]:
