@@ -33,14 +33,13 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeVar
 
 from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.listing import PackFront
-from pltz.archive.catalog.lookup import Version
 from pltz.archive.catalog.problems import Problem
 from pltz.archive.encryption.box import KEY, UNIT, unit_of
 from pltz.archive.encryption.domain_keys import AGAIN, WHOLE, DomainKeys
@@ -69,16 +68,11 @@ PAST = 1 << 20  # generations by which new keys are ahead of lost ones: what com
 class BaseUse:
     """A base domain on which erased sessions stood.
 
-    Attributes:
-        own: number of sessions of the same tenant that still stand on it, forgotten ones included.
-        others: number of such sessions of other tenants.
-        erased: whether its keys were destroyed as well, because its own erase had begun and was cut off.
+    ``erased``: whether its keys were destroyed as well, because its own erase had begun and was cut off.
     """
 
     name: str
-    own: int
-    others: int
-    erased: bool
+    erased: bool = False
 
 
 @dataclass(frozen=True)
@@ -195,8 +189,8 @@ class Eraser:
             records.read()
             versions = records.versions()
         except ArchiveError:
-            versions = _leaves(self.catalog.lookup.all_versions(records.domain))
-        return len(versions), self._uses(tenant, versions)
+            versions = {v.id: v.leaf for v in self.catalog.lookup.all_versions(records.domain)}
+        return len(versions), self._uses(versions.values())
 
     def base(self, name: str, *, dry_run: bool = False) -> Erasure:
         """Erase all segments of a base domain.
@@ -284,7 +278,7 @@ class Eraser:
             # acknowledged that it lacks.
             begun, towers, used = self._doom(known, records, name, doomed)
         versions = self._still(lambda: self.catalog.lookup.versions(known.domain, name))
-        uses = self._still(lambda: self._uses(tenant, _leaves(versions)))
+        uses = self._still(lambda: self._uses([v.leaf for v in versions]))
         going, shared = doomed - used, len(used & set[bytes]().union(*towers))
         erasure = Erasure(tenant, name, versions=len({v.version for v in versions}), segments=len(going), shared=shared)
         if dry_run:
@@ -488,7 +482,7 @@ class Eraser:
             if not users:
                 files = 0 if dry_run else self._empty(base).files
                 finished.files[base.domain] = finished.files.get(base.domain, 0) + files
-                finished.bases.append(BaseUse(base.name, 0, 0, True))
+                finished.bases.append(BaseUse(base.name, True))
         return finished
 
     def _look(self, work: Callable[[], T]) -> T:
@@ -546,28 +540,13 @@ class Eraser:
         leaves = records.leaves(but=self.keys.session_key(records.domain, name))
         return records.under(leaves)
 
-    def _uses(self, tenant: str, going: Mapping[bytes, bytes]) -> list[BaseUse]:
-        """Return the bases on which versions that are ``going`` stand, with their other users.
-
-        ``going``: the last segment of each version, by its id.
-        """
+    def _uses(self, leaves: Iterable[bytes]) -> list[BaseUse]:
+        """Return the bases on which versions with these last segments stand."""
         if not self._have_bases():
             return []
         grounds = Grounds(self.catalog)
-        used = {domain for leaf in going.values() for domain, _ in grounds.under(leaf)}
-        if not used:
-            return []
-        users: dict[bytes, set[tuple[str, str]]] = {domain: set() for domain in used}
-        with self.catalog.lookup.keeping_blocks():
-            for v in self.catalog.lookup.all_versions():
-                for domain in () if v.id in going else {domain for domain, _ in grounds.under(v.leaf)} & used:
-                    users[domain].add((v.tenant, v.name))
-        uses = []
-        for domain, sessions in users.items():
-            base = self.keys.of(domain)
-            others = sum(whose != tenant for whose, _ in sessions)
-            uses.append(BaseUse(base.name if base else "", len(sessions) - others, others, False))
-        return sorted(uses, key=lambda use: use.name)
+        known = map(self.keys.of, {domain for leaf in leaves for domain, _ in grounds.under(leaf)})
+        return [BaseUse(name) for name in sorted(base.name if base else "" for base in known)]
 
     def _have_bases(self) -> bool:
         """Return whether any pack may have records of a base domain. Reads heads of packs; a damaged one may."""
@@ -782,11 +761,6 @@ def _doomed(catalog: Catalog, keys: Keyring, known: DomainKeys) -> str:
         "it destroyed nothing yet; "
         "erase it again to finish"
     )
-
-
-def _leaves(versions: Collection[Version]) -> dict[bytes, bytes]:
-    """Return the last segment of each version, by its id."""
-    return {v.id: v.leaf for v in versions}
 
 
 def _standing(base: str, users: dict[tuple[str, str], bool]) -> str:

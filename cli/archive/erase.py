@@ -69,8 +69,8 @@ def erase(
 
     As a proof, every record is then read from the raw packs and looked up among the keys that remain. Two things stay
     readable: segments that other sessions of the tenant share, and base domains, which hold prompts of many tenants.
-    Each base that the erased sessions used is named, with the number of sessions that still use it. Forgotten sessions
-    count until they are collected.
+    Each base that the erased sessions used is named. It can be erased once no session uses it, and forgotten ones count
+    until they are collected.
 
     Erase cannot reach copies of the folder keys/ in backups, snapshots and versioned buckets, or blocks that a
     copy-on-write file system or a flash disk keeps. Such copies open only with the archive's key. Every erase first
@@ -194,15 +194,8 @@ def as_text(done: "Erasure", dry_run: bool) -> str:
 
 
 def use_of(use: "BaseUse", dry_run: bool) -> str:
-    """Return whether a base stays, why, and how to erase it."""
+    """Return whether a base stays, and how to erase it."""
     if use.erased:
         return f"base {use.name!r} {'would be ' if dry_run else ''}erased: no other session uses it"
-    if not (use.own or use.others):
-        command = shlex.join(["pltz", "archive", "erase", "--base", use.name])
-        return f"base {use.name!r} stays readable, though no other session uses it; to erase it: {command}"
-    whose = ", ".join(
-        f"{counted(count, 'session')} of {of}"
-        for count, of in ((use.own, "this tenant"), (use.others, "other tenants"))
-        if count
-    )
-    return f"base {use.name!r} stays readable: used by {whose}"
+    command = shlex.join(["pltz", "archive", "erase", "--base", use.name])
+    return f"base {use.name!r} stays readable, as tenants share it; once no session uses it: {command}"

@@ -99,8 +99,8 @@ def test_erase_says_which_bases_stay_and_how_to_erase_them(based: Path, key: Pat
     refused = run(*base, "--yes")
     assert refused.exit_code == 7 and "1 session of 1 tenant stand on base 'its own'" in refused.output
     done = run(*call, "--yes")
-    assert done.exit_code == 0 and "base 'both' stays readable: used by 1 session of other tenants" in done.output
-    assert "to erase it: pltz archive erase --base 'its own'" in done.output
+    assert done.exit_code == 0 and "base 'both' stays readable, as tenants share it" in done.output
+    assert "once no session uses it: pltz archive erase --base 'its own'" in done.output
     asked = run(*base, input="n\n")
     assert asked.exit_code == 1 and "Erase base 'its own', segments: 1?" in asked.output
     done = run(*base, "--yes", "--json")
