@@ -1,4 +1,4 @@
-"""Sizes of the versions in an archive, and what sharing of segments saves. Nothing is decoded."""
+"""Sizes of the versions in an archive. Nothing is decoded."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pltz.archive.format.record import RUN, Context
 from pltz.archive.format.run import unpack_run
-from pltz.archive.humanize import size
 from pltz.plt_codec.container.frame import is_bytewise
 from pltz.plt_codec.errors import PltzError
 
@@ -33,18 +32,6 @@ def tokens_of(reader: TowerReader, version: Version) -> int:
     return sum(lengths[: len(lengths) - version.lacks])
 
 
-def tokens_in_words(tokens: int, bytewise: int) -> str:
-    """Return tokens, and apart from them those that are bytes: of logs, and of what zstd codes.
-
-    >>> tokens_in_words(9000, 8000), tokens_in_words(9, 0), tokens_in_words(2000, 2000)
-    ('1,000, and 8.0 kB of logs and other bytes', '9', '2.0 kB of logs and other bytes')
-    """
-    words = f"{size(bytewise)} of logs and other bytes"
-    if not bytewise:
-        return f"{tokens:,}"
-    return f"{tokens - bytewise:,}, and {words}" if tokens > bytewise else words
-
-
 class SegmentHead(NamedTuple):
     """Hold the head of a record.
 
@@ -57,11 +44,6 @@ class SegmentHead(NamedTuple):
     method: str
     bytewise: bool
 
-    @property
-    def tokens(self) -> int:
-        """Return the tokens of the record."""
-        return sum(self.lengths)
-
 
 class VersionSizes:
     """Sizes of versions, read from the heads of their records, each of which is read once."""
@@ -69,7 +51,6 @@ class VersionSizes:
     def __init__(self, cold: Archive) -> None:
         self._reader = cold.parts.reader
         self._whole = {version.id: version for version in cold.directory.ls(forgotten=True, history=True)}
-        self._versions = {version.id: version for whole in self._whole.values() for version in whole.each}
         self._segments: dict[bytes, SegmentHead] = {}
 
     def of(self, version: SessionVersion) -> dict[str, Any]:
@@ -102,7 +83,7 @@ class VersionSizes:
             return total
         run = self._segments[chain[0]]
         lacking = sum(run.lengths[len(run.lengths) - version.lacks :])
-        return total - run.size * lacking // max(1, run.tokens)
+        return total - run.size * lacking // max(1, sum(run.lengths))
 
     def chain(self, version: Version) -> list[bytes]:
         """Return the segments of a version, the last one first. Raises LostError, KeyMismatch."""
@@ -118,25 +99,3 @@ class VersionSizes:
             found.append(segment)
             segment = self._segments[segment].parent
         return found
-
-    def shared(self) -> dict[str, int]:
-        """Return tokens and bytes of all versions that are not forgotten: each stored alone, and as they share.
-
-        ``tokens_bytewise``: those of ``tokens`` that are bytes.
-        """
-        alone_tokens = alone = 0
-        kept: set[bytes] = set()
-        for version in self._versions.values():
-            if not version.forgotten:
-                chain = self.chain(version)
-                kept.update(chain)
-                alone_tokens += sum(self._lengths(version, chain))
-                alone += self._size(version, chain)
-        together = [self._segments[one] for one in kept]
-        return {
-            "tokens": sum(one.tokens for one in together),
-            "tokens_bytewise": sum(one.tokens for one in together if one.bytewise),
-            "tokens_unshared": alone_tokens,
-            "frozen_bytes": sum(one.size for one in together),
-            "frozen_bytes_unshared": alone,
-        }

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pltz.archive.humanize import counted, duration, folder_of, moment, size
-from pltz.archive.version_sizes import VersionSizes, tokens_in_words
+from pltz.archive.version_sizes import VersionSizes
 from pltz.cli.archive import shared
 from pltz.cli.archive.shared import facts, is_of, line_of, open_archive, seconds_of, show, tags_of
 from pltz.cli.ui.archive_options import ArchiveCommand
@@ -161,7 +161,7 @@ def _used(version: "Version | None", known: "dict[bytes, PartFacts]") -> dict[st
 
 @click.command(
     cls=ArchiveCommand,
-    short_help="Count sessions, tokens, bytes, and what sharing saved.",
+    short_help="Count sessions, versions and bytes.",
     examples=["pltz archive stat -r /data/cold", "pltz archive stat --by project,month", "pltz archive stat --json"],
 )
 @click.option("--by", metavar="KEYS", help=f"What agents used, by one or more of {', '.join(BY)}: as their logs tell.")
@@ -169,7 +169,7 @@ def _used(version: "Version | None", known: "dict[bytes, PartFacts]") -> dict[st
 @shared.TOKENIZERS
 @shared.JSON_LINES
 def stat(by: str | None, verbose: bool, tokenizers: tuple[str, ...], as_json: bool) -> None:
-    """Count the contents of the archive: sessions, versions, tokens, bytes, and what sharing of segments saved.
+    """Count the contents of the archive: sessions, versions and bytes, and the ratio of content to bytes on disk.
 
     With --by: sessions, turns, tokens and dollars, of last versions. What the index of words has not yet is decoded.
     Input has the tokens of caches, of which "read" came from one. No price is looked up: some logs have none.
@@ -199,17 +199,12 @@ def stat(by: str | None, verbose: bool, tokenizers: tuple[str, ...], as_json: bo
 def _totals(cold: "Archive") -> dict[str, Any]:
     versions = list(cold.list(history=True, forgotten=True, partial=True))
     kept = [version for version in versions if not version.forgotten]
-    found: dict[str, Any] = {
+    return {
         "named_sessions": len({(version.tenant, version.name) for version in kept}),
         "versions": len(kept),
         "forgotten_versions": len(versions) - len(kept),
         "tenants": len({version.tenant for version in kept}),
     }
-    try:
-        return found | VersionSizes(cold).shared()
-    except PltzError:  # damaged, or sealed and without its key: the warning says which
-        hidden = ("tokens", "tokens_bytewise", "tokens_unshared", "frozen_bytes", "frozen_bytes_unshared")
-        return found | dict.fromkeys(hidden)
 
 
 def _content(cold: "Archive", found: dict[str, Any]) -> dict[str, Any]:
@@ -264,12 +259,6 @@ def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("versions", f"{found['versions']:,}{forgotten}"),
         ("on disk", f"{size(found['disk_bytes'])}, of which packs and indexes {size(packed)}"),
     ]
-    if found["tokens"] is not None:
-        tokens = tokens_in_words(found["tokens"], found["tokens_bytewise"])
-        rows.append(("tokens", f"{tokens}, in {size(found['frozen_bytes'])}"))
-        saved = found["frozen_bytes_unshared"] - found["frozen_bytes"]
-        share = saved / found["frozen_bytes_unshared"] if saved else 0
-        rows.append(("sharing", f"saved {size(saved)}, {share:.0%} of what the versions would take alone"))
     if found["content_bytes"]:
         content = size(found["content_bytes"])
         rows.append(("content", f"{content} in the last versions, {found['ratio']} times the bytes on disk"))
