@@ -42,14 +42,9 @@ TOLD = 8  # sessions that a record names
 
 
 class Catalog:
-    """The catalogue of an archive, empty until the first `refresh`.
+    """The catalogue of an archive, empty until the first `refresh`. ``keys``: None: it is one without encryption."""
 
-    Args:
-        keys: None stands for an archive without encryption.
-        unused: digests, in hex, of index files that are skipped.
-    """
-
-    def __init__(self, store: Store, keys: Encryption | None = None, unused: Iterable[str] = ()) -> None:
+    def __init__(self, store: Store, keys: Encryption | None = None) -> None:
         self.store = store
         self.keys = keys or Plaintext()
         self._keyring = self.keys if isinstance(self.keys, Keyring) else None
@@ -58,24 +53,12 @@ class Catalog:
         self.author = Author.of(None, None)
         self.force_time = False  # whether a person says that this clock is right
         self._held = 0  # calls that look as one
-        self._empty(unused)
-
-    def _empty(self, unused: Iterable[str]) -> None:
-        """Begin without anything that was read."""
         self.problems = Problems()  # met so far
-        self.listing = Listing(self.store, self.problems, unused)
+        self.listing = Listing(self.store, self.problems)
         self.lookup = RecordLookup(self.listing, self.keys, self.problems)
         self.damage = DamageReport(self.listing, self.lookup, self.problems)
         self.holds = Holds(self.listing, self.keys, self.record)
         self._read_at = -math.inf  # seconds of the monotonic clock when the last `refresh` began
-
-    def renew(self, unused: Iterable[str] = ()) -> None:
-        """Forget what was read, problems too, and read everything afresh. ``unused``: as in the constructor.
-
-        Raises the errors of `refresh`.
-        """
-        self._empty(unused)
-        self.refresh()
 
     @property
     def key_check(self) -> KeyCheck | None:

@@ -74,7 +74,8 @@ class IndexKeeper:
         Raises Fenced, StoreError; the old indexes are all there then.
         """
         old = set(self._store.list(object_names.INDEXES))
-        self._catalog.renew(unused=old)
+        self._catalog.listing.skip(old)
+        self._catalog.refresh()
         made = self.write(replaced=old)
         named = made | self._catalog.listing.present.indexes
         for name in old - named:
@@ -83,7 +84,8 @@ class IndexKeeper:
             self._store.delete(object_names.table_copy(name))
         for name in self._store.list(object_names.LISTS).keys() - self._catalog.listing.present.lists.keys():
             self._store.delete(object_names.session_list(name))
-        self._catalog.renew()
+        self._catalog.listing.skip(())
+        self._catalog.refresh()
 
     def write(self, *, everything: bool = True, replaced: Collection[str] = ()) -> set[str]:
         """Put an index over the packs that have none, and return the names of the index files put.

@@ -125,11 +125,9 @@ class Listing:
         unnamed: packs that no manifest names, with their sizes; none but in `showing_unnamed`.
         staleness: how often a named pack turned out to be gone.
         gone: how often a record was met whose keys are destroyed: it may be under newer ones in a pack named since.
-
-    ``unused``: digests, in hex, of index files that are skipped.
     """
 
-    def __init__(self, store: Store, problems: Problems, unused: Iterable[str] = ()) -> None:
+    def __init__(self, store: Store, problems: Problems) -> None:
         self.store, self._problems = store, problems
         self.register = ManifestRegister(store)
         self.manifest: Manifest | None = None
@@ -149,7 +147,7 @@ class Listing:
         self._missing = frozenset[bytes]()  # named packs that are not there
         self._pending: dict[bytes, NamedPack] = {}  # packs put by this process that no manifest names yet
         self._drafted: tuple[Manifest, AuditRecord | None, Manifest] | None = None  # what follows one with a record
-        self._skipped = set(unused)  # index files that are damaged or unused
+        self._skipped = set[str]()  # index files that are damaged, or as of `skip`
         self._opened: OrderedDict[bytes, Pack] = OrderedDict()
         self._fronts: dict[bytes, PackFront] = {}  # of the opened packs
 
@@ -471,6 +469,11 @@ class Listing:
                 self._skipped.add(name)
             except FileNotFoundError:
                 continue
+
+    def skip(self, indexes: Iterable[str]) -> None:
+        """Use all indexes from the next look on but some, by digest in hex, whose packs are scanned."""
+        self._skipped, self.manifest = set(indexes), None
+        self.indexes.clear()
 
     def read_again(self) -> None:
         """Look again, for who met an index that another replaced meanwhile. Raises the errors of `follow`."""
