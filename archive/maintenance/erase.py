@@ -542,24 +542,11 @@ class Eraser:
 
     def _uses(self, leaves: Iterable[bytes]) -> list[BaseUse]:
         """Return the bases on which versions with these last segments stand."""
-        if not self._have_bases():
+        if not _base_domains(self.catalog):
             return []
         grounds = Grounds(self.catalog)
         known = map(self.keys.of, {domain for leaf in leaves for domain, _ in grounds.under(leaf)})
         return [BaseUse(name) for name in sorted(base.name if base else "" for base in known)]
-
-    def _have_bases(self) -> bool:
-        """Return whether any pack may have records of a base domain. Reads heads of packs; a damaged one may."""
-        listing = self.catalog.listing
-        for pack in listing.packs:
-            try:
-                if any(context.domain_kind == BASE for context in listing.opened(pack).head.contexts):
-                    return True
-            except FormatError:
-                return True
-            except FileNotFoundError:
-                listing.note_stale()
-        return False
 
     def users(self, domain: bytes, before: int | None, *, fresh: bool = True) -> dict[tuple[str, str], bool]:
         """Return the sessions that stand on records of a base domain, under roots before a generation; None is all.
@@ -705,13 +692,22 @@ def _is_before(root: bytes, generation: int | None) -> bool:
     return generation is None or generation_of(root) < generation
 
 
-def begun_bases(catalog: Catalog, keys: Keyring) -> Iterator[DomainKeys]:
-    """Yield the keys of base domains with an unfinished erase; only domains with records in a pack."""
+def _base_domains(catalog: Catalog) -> set[bytes]:
+    """Return the base domains of which packs have records, by the heads of packs that can be read."""
     domains = set[bytes]()
     for pack in sorted(catalog.listing.packs):
-        with suppress(FormatError, FileNotFoundError):
+        try:
             domains.update(c.domain for c in catalog.listing.opened(pack).head.contexts if c.domain_kind == BASE)
-    for domain in sorted(domains):
+        except FormatError:
+            continue
+        except FileNotFoundError:
+            catalog.listing.note_stale()
+    return domains
+
+
+def begun_bases(catalog: Catalog, keys: Keyring) -> Iterator[DomainKeys]:
+    """Yield the keys of base domains with an unfinished erase; only domains with records in a pack."""
+    for domain in sorted(_base_domains(catalog)):
         with suppress(CorruptError):
             known = keys.of(domain)
             if known and known.kind == BASE and len(known.roots) > 1:
