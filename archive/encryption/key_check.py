@@ -83,7 +83,7 @@ class KeyCheck:
             there = self.folder.generations()
         found = {domain: _no_file(domain) for domain in sorted(roots.keys() - there.keys())}
         if roots and self.archive not in there:
-            own = path_of(self.archive)
+            own = key_pattern(self.archive)
             found[self.archive] = f"packs are sealed, and the archive's own key file ({own}) is missing: {BRING_BACK}"
         return found
 
@@ -115,7 +115,7 @@ class KeyCheck:
         if all(map(newest.governs, roots)):
             return None
         return (
-            f"packs have records of domain {domain.hex()} under keys that its newest key file ({path_of(domain)}, "
+            f"packs have records of domain {domain.hex()} under keys that its newest key file ({key_pattern(domain)}, "
             f"generation {newest.generation}) never had: it is an older one, or was made anew while they were away; "
             f"{BRING_BACK}"
         )
@@ -145,11 +145,6 @@ BRING_BACK = (
 )
 
 
-def path_of(domain: bytes) -> str:
-    """Return the names of the key files of a domain, as people write them."""
-    return key_pattern(domain)
-
-
 def _no_file(domain: bytes) -> str:
-    files = path_of(domain)
+    files = key_pattern(domain)
     return f"packs have records of domain {domain.hex()}, and its key files ({files}) are missing: {BRING_BACK}"

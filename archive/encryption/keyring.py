@@ -14,13 +14,13 @@ from collections.abc import Iterable, Sequence
 
 from pltz.archive.encryption.box import KEY, UNIT, keyed, seal, subkey, unit_of, unseal
 from pltz.archive.encryption.domain_keys import AGAIN, WHOLE, DomainKeys, KeyReader
-from pltz.archive.encryption.key_check import BRING_BACK, KeyCheck, path_of
+from pltz.archive.encryption.key_check import BRING_BACK, KeyCheck
 from pltz.archive.encryption.key_files import ATTEMPTS, LINEAGE, KeyFile, KeyFolder
 from pltz.archive.encryption.keys import Encryption, KeySource
 from pltz.archive.encryption.root_keys import RootKeys, wrap_id
 from pltz.archive.errors import Erased, Fenced, KeyMismatch, MissingKeys, Outdated
 from pltz.archive.format.ids import BASE, NO_SEGMENT, Head, part_key, utf8
-from pltz.archive.format.object_names import key_copies
+from pltz.archive.format.object_names import key_copies, key_pattern
 from pltz.archive.format.record import RUN, SEALED, Context, Record
 from pltz.archive.format.run import unpack_run
 from pltz.archive.storage.store import Store, is_there
@@ -246,11 +246,11 @@ class Keyring(Encryption):
 
         ``older``: the archive's own key file lacks the key that sealed them.
         """
-        what = f"the keys of domain {domain.hex()} are missing or damaged ({path_of(domain)}): {BRING_BACK}"
+        what = f"the keys of domain {domain.hex()} are missing or damaged ({key_pattern(domain)}): {BRING_BACK}"
         if older:
             what = (
-                f"{path_of(domain)} was sealed by another key than the archive's own key file has "
-                f"({path_of(self.archive)}, generation {self.root.generation}): an older one or that of another "
+                f"{key_pattern(domain)} was sealed by another key than the archive's own key file has "
+                f"({key_pattern(self.archive)}, generation {self.root.generation}): an older one or that of another "
                 "archive came back; bring back the newer one from a copy of keys/"
             )
         self.unreadable[domain] = what

@@ -62,11 +62,6 @@ class Location(NamedTuple):
     offset: int
     row: int = 0
 
-    @property
-    def block(self) -> Location:
-        """Return the place of its block, as indexes name it."""
-        return self._replace(row=0)
-
 
 class Lookup(ABC):
     """An index of either kind: columns of entries sorted by key.
