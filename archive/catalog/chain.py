@@ -330,7 +330,7 @@ class Chains:
             self._begin_chain(codec, items)
             for path in paths
             for codec, items in self._chains_in(path)
-            if codec.carries or len(paths) == 1
+            if codec.carries or len(paths) == 1 < len(items)
         ]
         levels: dict[int, list[bytes]] = {}
         for segment in itertools.chain(*paths):

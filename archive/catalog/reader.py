@@ -78,16 +78,14 @@ class TowerReader:
 
         def work() -> list[Tower]:
             with self.catalog.lookup.keeping_blocks():
-                return self._begin(versions, known, heard)()
+                segments = Chains(self.catalog, self.codecs, known, heard).begin_versions(versions)
+                return list(map(Tower, versions, segments()))
 
         return self.catalog.twice(work)
 
-    def _begin(
-        self, versions: Sequence[Version], known: Mapping[bytes, KnownSegment] | None = None, heard: Heard | None = None
-    ) -> Callable[[], list[Tower]]:
+    def _begin(self, versions: Sequence[Version]) -> Callable[[], list[Segments]]:
         """Begin to decode the towers of versions, and return the rest of it."""
-        segments = Chains(self.catalog, self.codecs, known, heard).begin_versions(versions)
-        return lambda: list(map(Tower, versions, segments()))
+        return Chains(self.catalog, self.codecs).begin_versions(versions)
 
     def each(self, versions: Iterable[Version], blocks: Blocks | None = None) -> Iterator[Tower]:
         """Yield the tokens of versions in their order, decoded in groups (`decodable_groups`).
@@ -98,10 +96,10 @@ class TowerReader:
         """
         known: Blocks = {} if blocks is None else blocks
 
-        def begun() -> Iterator[tuple[list[Version], list[Callable[[], list[Tower]]]]]:
+        def begun() -> Iterator[tuple[list[Version], list[Callable[[], list[Segments]]]]]:
             groups = decodable_groups(versions, self._weight)
             while True:
-                ways: list[Callable[[], list[Tower]]] = []
+                ways: list[Callable[[], list[Segments]]] = []
                 with self.catalog.lookup.keeping_blocks(known):  # not while the caller works: it may read other things
                     if (group := next(groups, None)) is None:
                         return
@@ -114,9 +112,9 @@ class TowerReader:
                 towers = self.catalog.twice(partial(self._end, group, ways))
             yield from towers
 
-    def _end(self, versions: Sequence[Version], begun: list[Callable[[], list[Tower]]]) -> list[Tower]:
+    def _end(self, versions: Sequence[Version], begun: list[Callable[[], list[Segments]]]) -> list[Tower]:
         """Return the towers of versions that were begun, or, the second time, that are read anew."""
-        return (begun.pop() if begun else self._begin(versions))()
+        return list(map(Tower, versions, (begun.pop() if begun else self._begin(versions))()))
 
     def pieces(self, version: Version) -> Iterator[Tokens]:
         """Yield the tokens of a version of any length, (t,) of a segment at a time. Raises the errors of `tower`."""
