@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import transformers
 
-from pltz.kv.thaw.thawed import Thawed, check_target, kv_difference, thaw
+from pltz.kv.thaw.thawed import KV_NOISE, Thawed, check_target, kv_difference, thaw
 from pltz.models.target.target import Target
 from pltz.plt_codec.errors import TargetMismatch
 from tests.models.target.test_target import full_generate, some_ids
@@ -33,6 +33,14 @@ def test_a_thawed_cache_continues_as_the_model_does_from_the_full_ids(target: Ta
     thawed = thaw(ids, target, frozen_for=target.fingerprint)
     assert thawed.token_ids.tolist() == ids and thawed.cache.get_seq_length() == count
     assert continued(target, thawed, 50) == full_generate(target, ids, 50)
+
+
+def test_in_bfloat16_the_noise_is_that_of_bfloat16(target: Target) -> None:
+    half = Target.load(target.folder, dtype="bfloat16")
+    ids = some_ids(half, 60)
+    thawed = thaw(ids, half)
+    assert 0.0 < kv_difference(half.prefill(ids, chunk=1)[0], thawed.cache) <= KV_NOISE["bfloat16"]
+    assert continued(half, thawed, 30) == full_generate(half, ids, 30)
 
 
 def test_a_session_of_another_target_is_refused_unless_any_target(one: Target, other: Target) -> None:
