@@ -74,16 +74,6 @@ def test_lists_tell_what_packs_tell(key: Secret | None, at_once: int, monkeypatc
 
 
 @KEYS
-def test_a_version_of_a_list_is_forgotten_and_comes_back(key: Secret | None) -> None:
-    """It lies in no pack, so each who changes it looks it up."""
-    archive = opened(filled(key), key)
-    version = next(v for v in archive.ls() if v.name == "s12")
-    assert version.location.pack not in archive.catalog.listing.packs
-    assert archive.forget([version]) == 1 and "s12" not in {v.name for v in archive.ls()}
-    assert archive.undelete([version]) == 1 and "s12" in {v.name for v in archive.ls()}
-
-
-@KEYS
 @pytest.mark.parametrize("harm", ["gone", "damaged", "of another"])
 def test_without_a_sound_list_packs_are_read(key: Secret | None, harm: str) -> None:
     """Verify names it, and repair makes it again."""

@@ -26,12 +26,6 @@ def reopen(disk: SimDisk, *codecs: SegmentCodec) -> TowerArchive:
     return TowerArchive.open(DirectoryStore(disk), codecs)
 
 
-def test_a_shared_prompt_is_stored_once(archive: TowerArchive) -> None:
-    first, *others = archive.put([chat(f"s{i}", [i], tenant=f"t{i % 3}") for i in range(30)])
-    assert first.new == 2 and {r.new for r in others} == {1} and archive.put([chat("later", [99])])[0].new == 1
-    assert archive.stat().segments == 32
-
-
 def test_other_bundles_are_refused_or_beside(disk: SimDisk, archive: TowerArchive, tower_codec: SegmentCodec) -> None:
     archive.put([chat("a", [1])])
     stranger = reopen(disk, tower_codec)

@@ -11,7 +11,7 @@ from pltz.archive.catalog.lookup import RecordLookup
 from pltz.archive.format.ids import TENANT
 from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.format.pack import Pack
-from tests.archive.kit import NewSession, SimDisk, TowerArchive
+from tests.archive.kit import NewSession, TowerArchive
 from tests.watch import noted
 
 
@@ -52,13 +52,6 @@ def test_a_pack_that_comes_back_is_read_again(archive: TowerArchive, lookup: Rec
 def test_an_identity_whose_first_bytes_alone_match_is_not_found(archive: TowerArchive, lookup: RecordLookup) -> None:
     other = archive.version("b").leaf[:8] + bytes(8)
     assert lookup.places(SEGMENTS, other) and not lookup.find(SEGMENTS, other)
-
-
-def test_absent_identities_are_told_from_indexes(archive: TowerArchive, lookup: RecordLookup, disk: SimDisk) -> None:
-    leaves = [v.leaf for v in archive.ls()]
-    for path in [p for p in disk.seen.files() if p.startswith("packs/")]:
-        disk.unlink(path)
-    assert lookup.known(SEGMENTS, [*leaves, b"absent.........."]) == set(leaves) and lookup.known(SEGMENTS, []) == set()
 
 
 def test_records_are_read_once(archive: TowerArchive, lookup: RecordLookup, monkeypatch: pytest.MonkeyPatch) -> None:

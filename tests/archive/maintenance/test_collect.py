@@ -28,16 +28,6 @@ def names(archive: TowerArchive) -> list[str]:
     return [v.name for v in archive.ls()]
 
 
-def test_the_first_run_condemns_and_the_second_deletes(filled: TowerArchive) -> None:
-    packs, first = set(filled.catalog.listing.packs), filled.collect()
-    assert (first.copied, first.deleted) == (0, 0) and first.condemned == len(packs)
-    second = filled.collect()
-    assert second.deleted == len(packs) and second.copied > 0 and second.freed > 0
-    assert not packs & set(filled.catalog.listing.packs) and (second.live_versions, second.live_segments) == (3, 4)
-    assert names(filled) == ["s0", "s2", "s3"]
-    assert all(filled.get(n).tokens.tolist() == [*PROMPT, *(PROMPT + int(n[1]))] for n in names(filled))
-
-
 def test_nothing_is_deleted_where_a_copy_lacks_a_record(filled: TowerArchive, monkeypatch: pytest.MonkeyPatch) -> None:
     """The proof reads the copies: it finds what a faulty copying left out."""
     filled.collect()
@@ -56,14 +46,6 @@ def test_a_pack_stays_for_the_time_of_grace(filled: TowerArchive, disk: SimDisk)
     assert filled.collect(grace=3600).deleted == 0
     disk.clock += 3601
     assert filled.collect(grace=3600).deleted > 0
-
-
-def test_a_dry_run_changes_nothing(filled: TowerArchive, disk: SimDisk) -> None:
-    before = disk.seen.files()
-    assert filled.collect(dry_run=True).condemned > 0 and disk.seen.files() == before
-    filled.collect()
-    before = disk.seen.files()
-    assert filled.collect(dry_run=True).deleted > 0 and disk.seen.files() == before
 
 
 def test_a_large_pack_with_few_dead_bytes_stays(filled: TowerArchive) -> None:

@@ -30,7 +30,6 @@ from pltz.plt_codec.errors import CorruptError
 from tests.archive.kit import RAW, NewSession, Secret, SegmentCodec, SimDisk, TowerArchive, ZlibCodec, create
 from tests.archive.peek import peek, records
 from tests.archive.sealed import reopen
-from tests.archive.towers import copy
 from tests.watch import memory_below, noted
 
 PROMPT = np.arange(20)
@@ -357,22 +356,6 @@ def test_what_is_joined_is_not_joined_again(empty: TowerArchive) -> None:
     assert again(empty).join() == 0 and empty.store.list(object_names.PACKS) == files
 
 
-def test_versions_of_other_tags_stay_when_a_run_is_joined(empty: TowerArchive, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first of them was put a second time, as long as the run."""
-    monkeypatch.setattr("pltz.archive.maintenance.join._size", lambda record: 1)  # so that joining pays
-    for n in range(1, 7):
-        empty.put([NewSession("a", [PROMPT, *LONG_TURNS[:n]], "acme", shared=1, tags={"n": "1"} if n < 4 else {})])
-        if n == 3:
-            assert empty.join() == 1
-    before, versions = segments_of(empty), {v.id for v in empty.ls(history=True)}
-    assert empty.join() == 1
-    for _ in range(2):
-        archive = again(empty)
-        assert segments_of(archive) == before and {v.id for v in archive.ls(history=True)} == versions
-        assert archive.verify(decode=True).sound
-        collected(empty)
-
-
 def test_versions_of_a_run_are_forgotten_and_undeleted_one_by_one(empty: TowerArchive) -> None:
     grow_by_versions(empty)
     empty.join()
@@ -390,17 +373,6 @@ def test_versions_of_a_run_are_forgotten_and_undeleted_one_by_one(empty: TowerAr
     assert archive.undelete(history[1:2]) == 1 and archive.undelete(history[5:]) == 1
     collected(archive)
     assert {k: v for k, v in segments_of(again(archive)).items() if k[1] == "a"} == before
-
-
-def test_a_copy_of_a_joined_session_has_each_version_once(empty: TowerArchive) -> None:
-    grow_by_versions(empty)
-    twin = create(SimDisk(), *empty.codecs)
-    list(copy(empty, list(empty.ls(history=True)), twin))
-    empty.join()
-    list(copy(empty, list(empty.ls(history=True)), twin))
-    assert len(twin.history("a", "acme")) == 6
-    texts = [[token for _, tokens in segments for token in tokens] for segments in segments_of(empty).values()]
-    assert [t.tokens.tolist() for t in twin.towers(twin.history("a", "acme"))] == texts
 
 
 def test_a_sealed_run_with_other_versions_does_not_open(disk: SimDisk) -> None:
