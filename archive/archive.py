@@ -61,7 +61,7 @@ from pltz.coding.partners import tokenizer_json
 from pltz.coding.workers import Workers, helpers
 from pltz.models.session.session import Session, kind_of
 from pltz.plt_codec import ppmd
-from pltz.plt_codec.errors import ContentError, UsageError, refusal
+from pltz.plt_codec.errors import BundleMismatch, ContentError, CorruptError, UsageError, refusal
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -80,6 +80,7 @@ if TYPE_CHECKING:
     from pltz.archive.word_index import FoundPart, WordIndex
     from pltz.archive.writing.preview import Preview
     from pltz.coding.partners import Path_
+    from pltz.datasets.conversation import Place
     from pltz.datasets.given import SessionLike
     from pltz.models.bundle.bundle import Bundle
     from pltz.models.target.target import Target
@@ -713,6 +714,7 @@ class Archive:
         arguments.number_or_none(limit=limit)
         query = SearchQuery(words, agent, project, since, role, tool, regex)
         scan, lacking = scan or regex, 0
+        places: dict[bytes, Sequence[Place]] = {}
         broken: list[tuple[Version, Exception]] = []
         progress = progress or (lambda done, total: None)
         if scan:
@@ -722,10 +724,16 @@ class Archive:
         else:
             index = self.word_index()
             lacking = index.catch_up(progress)
-            found = read(self.sessions, self._indexed(index.find(query, tenant)), broken)
+            indexed = self._indexed(index.find(query, tenant), places)
+            found = read(self.sessions, indexed, broken, parted=mark is None)
         count = 0
         for version, session in found:
-            hits = list(query.hits(version, mark(session) if mark else session))
+            session, only = (mark(session), ()) if mark else (session, places.get(version.id, ()))
+            try:
+                hits = list(query.hits(version, session, only))
+            except (LostError, CorruptError, BundleMismatch) as exc:  # of a part of a long one
+                broken.append((version, exc))
+                continue
             yield from hits if scan else sorted(hits, key=lambda hit: -hit.score)
             count += bool(hits)
             if count == limit:
@@ -739,12 +747,13 @@ class Archive:
             raise ArchiveError(f"searched what is in the index of words: {what}")
         self.directory.want_whole("searched what is there", tenant)
 
-    def _indexed(self, parts: Iterable[FoundPart]) -> Iterator[Version]:
-        """Yield the versions of parts that an index found, if they are still the last ones."""
+    def _indexed(self, parts: Iterable[FoundPart], places: dict[bytes, Sequence[Place]]) -> Iterator[Version]:
+        """Yield the versions of parts that an index found, if they are still the last ones, and note their places."""
         for part in parts:
             with suppress(NotFound, LostError):  # it went meanwhile
                 version = self.directory.version(part.name, part.tenant, None, part.part)
                 if version.id == part.id:
+                    places[version.id] = part.places
                     yield version
 
     def word_index(self) -> WordIndex:

@@ -16,14 +16,14 @@ import itertools
 import re
 import unicodedata
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pltz.archive.catalog.lookup import Version
 from pltz.archive.catalog.reader import SessionReader
 from pltz.archive.errors import LostError
-from pltz.datasets.conversation import Conversation, ConversationTurn, conversations_of
+from pltz.datasets.conversation import Conversation, ConversationTurn, Place, conversations_of
 from pltz.plt_codec.errors import BundleMismatch, CorruptError, UsageError
 
 if TYPE_CHECKING:
@@ -119,10 +119,10 @@ class SearchQuery:
         marks = (_mark(key, value) for key, value in (("role", self.role), ("tool", self.tool)) if value is not None)
         return " AND ".join([*found, *(f'"{one}"' for one in marks)])
 
-    def hits(self, version: Version, session: Session) -> Iterator[SearchHit]:
-        """Yield the turns of a session, of one part, that match."""
+    def hits(self, version: Version, session: Session, only: Sequence[Place] = ()) -> Iterator[SearchHit]:
+        """Yield the turns of a session, of one part, that match. ``only``: as of `conversations_of`."""
         place = version.tenant, version.name, version.version, version.part
-        for talk, turn in turns_of(session):
+        for talk, turn in turns_of(session, only):
             time = turn.time or last_of(version)
             if time >= self.since and self.is_about(version.name, talk) and (found := self._found(turn)):
                 number = turn.number if talk.agent else 0
@@ -207,15 +207,17 @@ def _is_sign(word: str) -> bool:
     return re.match(f"[{SIGNS}]", word) is not None
 
 
-def turns_of(session: Session) -> Iterator[tuple[Conversation, ConversationTurn]]:
+def turns_of(session: Session, only: Sequence[Place] = ()) -> Iterator[tuple[Conversation, ConversationTurn]]:
     """Yield the turns of a session with their conversation; one that has none as its text, in pieces."""
-    for talk in conversations_of(session) if session.kind != "ids" else ():
-        if not talk.turns:
+    met = False
+    for talk in conversations_of(session, only) if session.kind != "ids" else ():
+        if not (talk.turns or met or only):
             text = session.value if session.kind == "text" else session.to_bytes()
             for begin in range(0, len(text), PIECE):
                 piece = text[begin : begin + PIECE].decode("utf-8", "replace")
                 yield talk, ConversationTurn(0, session.kind, piece)
             return
+        met = True
         for turn in talk.turns:
             yield talk, turn
 
@@ -236,15 +238,18 @@ def read(
     versions: Iterable[Version],
     broken: list[tuple[Version, Exception]],
     looked: Callable[[], None] = lambda: None,
+    *,
+    parted: bool = False,
 ) -> Iterator[tuple[Version, Session]]:
     """Yield versions that can be read, with their sessions, and note the others in ``broken``.
 
     Some are decoded side by side, at first one. ``looked``: called after each that the caller is done with.
+    ``parted``: long ones are decoded as they are read.
     """
     coming, size = iter(versions), 1
     while left := deque(version for _, version in zip(range(size), coming, strict=False)):
         size = min(4 * size, TOGETHER)
-        side_by_side: Iterator[Session] | None = reader.read_many(tuple(left))
+        side_by_side: Iterator[Session] | None = reader.read_many(tuple(left), parted=parted)
         while left:
             try:
                 yield left[0], next(side_by_side) if side_by_side else reader.read(left[0])

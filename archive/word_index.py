@@ -43,11 +43,12 @@ from pltz.archive.format.ids import TENANT
 from pltz.archive.opener import OpenArchive
 from pltz.archive.search import ASIDE_TERMS, BESIDE, SearchQuery, last_of, newest_first, read, terms_of, turns_of
 from pltz.archive.storage.seen import place_folder
+from pltz.datasets.conversation import Place
 from pltz.datasets.usage import NOT_KNOWN, Usage
 from pltz.models.session.session import Session, kind_of
 from pltz.plt_codec.errors import FormatError
 
-MAGIC = b"PLTw\x02"
+MAGIC = b"PLTw\x03"
 NONCE = 12  # bytes
 SUFFIX, STATE = ".words", "complete"
 LEVEL = 9  # of zstd: 19 takes 3 % less, and ten times as long
@@ -58,19 +59,20 @@ ROW = 600  # characters of words of several turns in a row, at most
 ATTEMPTS = 3  # while others erase or forget
 SCHEMA = """
 create table part(first integer primary key, rows int, id blob, tenant text, name text, part text, agent text,
-                  project text, last int, usage text);
+                  project text, last int, usage text, places text);
 create virtual table said using fts5(words, content='', detail=none, columnsize=0, tokenize="ascii tokenchars '='");
 create virtual table term using fts5vocab(said, instance);
 """
 
 
 class FoundPart(NamedTuple):
-    """A part of a session in which a row has the words."""
+    """A part of a session in which a row has the words. ``places``: of a long log, of its parts that have one."""
 
     id: bytes
     tenant: str
     name: str
     part: str
+    places: Sequence[Place]
 
 
 class PartFacts(NamedTuple):
@@ -86,6 +88,7 @@ class Entry(NamedTuple):
     Attributes:
         last: when something was said last, in seconds since 1970.
         rows: the words of turns of one role together, in any order.
+        places: of a long log, of each of its parts the number of rows before it, and its place; none of others.
     """
 
     version: Version
@@ -93,22 +96,26 @@ class Entry(NamedTuple):
     last: int
     usage: Usage
     rows: Sequence[str]
+    places: Sequence[tuple[int, Place]]
 
 
 def entry_of(version: Version, session: Session) -> Entry:
     """Return what the index has of a session, of one part."""
     agent, last, usage, met = "", last_of(version), NOT_KNOWN, None
-    rows, begun = list[str](), dict[str, set[str]]()
+    rows, begun, places = list[str](), dict[str, set[str]](), list[tuple[int, Place]]()
     for talk, turn in turns_of(session):
         if talk is not met:
             agent, usage, met = talk.agent, usage.then(talk.usage), talk
+            rows += map(" ".join, begun.values())
+            begun.clear()
+            places.append((len(rows), talk.place))
         last = max(last, turn.time)
         terms, row = terms_of(turn), begun.setdefault(turn.role, set())
         if row and sum(map(len, row)) + sum(map(len, terms)) > ROW:
             rows.append(" ".join(row))
             row.clear()
         row |= terms
-    return Entry(version, agent, last, usage, [*rows, *map(" ".join, begun.values())])
+    return Entry(version, agent, last, usage, [*rows, *map(" ".join, begun.values())], places[1:] and places)
 
 
 class Shard:
@@ -148,7 +155,8 @@ class Shard:
         """Add a part of a session."""
         v, first = entry.version, self.rows + 1
         row = first, len(entry.rows), v.id, v.tenant, v.name, v.part, entry.agent, entry.usage.project, entry.last
-        self.db.execute("insert into part values(?,?,?,?,?,?,?,?,?,?)", (*row, json.dumps(entry.usage)))
+        more = json.dumps(entry.usage), json.dumps(entry.places)
+        self.db.execute("insert into part values(?,?,?,?,?,?,?,?,?,?,?)", (*row, *more))
         self.db.executemany("insert into said(rowid, words) values(?,?)", enumerate(entry.rows, first))
         self.__dict__.pop("ids", None)
 
@@ -191,10 +199,14 @@ class Shard:
         [(found,)] = self.db.execute("select group_concat(rowid) from said where said match ?", [terms])
         return np.fromstring(found or "", np.int64, sep=",")
 
-    def part(self, first: int) -> FoundPart:
-        """Return the part whose rows begin at one."""
-        row = self.db.execute("select id, tenant, name, part from part where first = ?", [first])
-        return FoundPart(*row.fetchone())
+    def part(self, first: int, terms: str) -> FoundPart:
+        """Return the part whose rows begin at one. ``terms``: what it was found by."""
+        about = "select id, tenant, name, part, rows, places from part where first = ?"
+        one, tenant, name, part, size, told = self.db.execute(about, [first]).fetchone()
+        places = json.loads(told)
+        rows = self._rows(terms) - first if places else np.zeros(0, np.int64)
+        numbers = np.searchsorted([begin for begin, _ in places], rows[(rows >= 0) & (rows < size)], "right") - 1
+        return FoundPart(one, tenant, name, part, [tuple(places[number][1]) for number in np.unique(numbers)])
 
 
 def _columns(rows: Iterable[tuple[int, ...]], width: int) -> Sequence[np.ndarray]:
@@ -249,7 +261,7 @@ class WordIndex:
         """Yield the parts of sessions with rows that have the words, by their share of all rows, the newest first."""
         found = [(*row, name) for name, shard in self.shards.items() for row in shard.find(query, tenant)]
         for *_, first, name in sorted(found, reverse=True):
-            yield self.shards[name].part(first)
+            yield self.shards[name].part(first, query.terms)
 
     def facts(self) -> dict[bytes, PartFacts]:
         """Return what is known of the parts of sessions in it, by version."""

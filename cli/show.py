@@ -62,13 +62,12 @@ def show(
     """Show the conversation of the session NAME: who said what, and when (UTC).
 
     NAME may end with *, where one session alone begins so. Calls of tools are a line each and their results are
-    folded, unless --full is given. Of a log the last branch is shown, of one over 64 MiB its end. What is left out is
+    folded, unless --full is given. Of a log the last branch is shown, of one over 16 MiB its end. What is left out is
     said, and turns count back from -1 then. A session without a conversation is shown as its lines. On a terminal a
     pager has it; PAGER names another one.
     """
-    from pltz.datasets.conversation import conversation_of, numbered
+    from pltz.datasets.conversation import conversation_of, is_long, numbered
     from pltz.datasets.pages import as_html, as_markdown, lines_of
-    from pltz.models.session.long_text import LongText
 
     chosen, marked = _range(asked, last), redactor(redact)
     cold = open_archive()
@@ -76,7 +75,7 @@ def show(
     found = cold.directory.version(name, tenant, number, part)
     session = cold.sessions.parted(found)
     session = marked.session(session) if marked else session
-    if asked and isinstance(session.value, LongText):
+    if asked and is_long(session):
         talk, chosen = numbered(session, chosen), slice(None)
     else:
         talk = conversation_of(session, every=every or asked is not None, least=last or 1)

@@ -5,6 +5,7 @@ from pltz.datasets.conversation import (
     Conversation as Conversation,
     ConversationTurn as ConversationTurn,
     conversation_of as conversation_of,
+    conversations_of as conversations_of,
     left_out as left_out,
     messages_of as messages_of,
     rendered as rendered,

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -33,8 +34,10 @@ if TYPE_CHECKING:
 PLAIN = frozenset(("role", "content", "name", "tool_calls", "tool_call_id", "from", "value", "reasoning_content"))
 LISTS = "messages", "conversations", "conversation", "input", "output"  # keys of the messages of a chat
 WITHIN = "request", "body", "values", "kwargs", "response"  # keys of what holds a chat, as logged requests do
-NEAR, FAR = 1 << 22, 1 << 24  # bytes of a `LongText` that are parsed together, some seven times as many; at most
+FAR = 1 << 24  # bytes of a text after which it is looked at in parts: parsed, it has some seven times as many
+NEAR = 1 << 22  # bytes of a part
 FIRST = 1 << 16  # bytes of a long log by which its format is known
+Place = tuple[int, int]
 REMARK = "{:,} line{} cannot be read"
 
 
@@ -67,6 +70,7 @@ class Conversation:
         messages: as many as the log has, as far as it was looked at.
         because: why the turns are not all, and what could not be read; empty where nothing is left out.
         usage: what the log tells of its project, models, tokens and money, where all of it is looked at.
+        place: of a part of a long log, its first byte and how many turns are before it.
     """
 
     agent: str
@@ -74,6 +78,7 @@ class Conversation:
     messages: int
     because: str = ""
     usage: Usage = NOT_KNOWN
+    place: Place = (0, 0)
 
     @property
     def note(self) -> str:
@@ -88,8 +93,8 @@ class Conversation:
 def conversation_of(session: Session, *, every: bool = False, least: int = 1) -> Conversation:
     """Return the conversation of a session: of a log the last branch, or with ``every`` all that was said.
 
-    Of a `LongText` of more than `NEAR` bytes it is the end, and the note says so: with more than ``least`` turns, where
-    `FAR` bytes have these.
+    Of a text that `is_long` it is the end, and the note says so: with more than ``least`` turns, where `FAR` bytes have
+    these.
 
     >>> found = conversation_of(Session("chat", {"messages": [{"role": "user", "content": "Hi"}]}))
     >>> found.agent, [(turn.role, turn.text) for turn in found.turns], found.note
@@ -97,7 +102,7 @@ def conversation_of(session: Session, *, every: bool = False, least: int = 1) ->
     """
     if session.kind == "ids":
         return Conversation("", (), 0)
-    if not isinstance(session.value, LongText) or len(session.value) <= NEAR:
+    if not is_long(session):
         whole = session.value[:] if isinstance(session.value, LongText) else session.value
         return _conversation(*(_parsed(whole) if session.kind == "text" else _events(whole)), every)
     size = NEAR
@@ -117,6 +122,11 @@ def conversation_of(session: Session, *, every: bool = False, least: int = 1) ->
     return replace(found, turns=turns, because=because) if turns else found
 
 
+def is_long(session: Session) -> bool:
+    """Return whether a session is looked at in parts."""
+    return session.kind == "text" and len(session.value) > FAR
+
+
 def left_out(session: Session) -> str:
     """Return what the last branch of a log leaves out, as `Conversation.note`; empty of a log too long to tell.
 
@@ -125,23 +135,28 @@ def left_out(session: Session) -> str:
     >>> left_out(Session("chat", [event("user", "1", None), event("assistant", "3", "2")]))
     'shows 1 of 2 messages, because the parent of one is not in the log'
     """
-    long = isinstance(session.value, LongText) and len(session.value) > NEAR
-    return "" if long else conversation_of(session).note
+    return "" if is_long(session) else conversation_of(session).note
 
 
-def conversations_of(session: Session) -> Iterator[Conversation]:
-    """Yield all that was said in a session, of a long log some megabytes at a time. Turns are numbered through."""
-    text = session.value
-    if not isinstance(text, LongText) or len(text) <= NEAR:
+def conversations_of(session: Session, only: Sequence[Place] = ()) -> Iterator[Conversation]:
+    """Yield all that was said in a session, of a long log in parts. Turns are numbered through.
+
+    ``only``: the places of parts that are wanted; none: all.
+    """
+    if not is_long(session):
         yield conversation_of(session, every=True)
         return
-    known, begin, before = _format_of(text[:FIRST]), 0, 0
-    while begin < len(text):
+    text, coming, project = session.value, deque(only or [(0, 0)]), ""
+    known = _format_of(text[:FIRST])
+    while coming and coming[0][0] < len(text):
+        begin, before = place = coming.popleft()
         end = min(begin + NEAR, len(text))
         end = text.find(b"\n", end, end + FAR) + 1 or end  # a line that is longer is cut, and cannot be read
         found = _conversation(*_of_lines(text[begin:end], known), True)
-        yield replace(found, turns=tuple(replace(turn, number=turn.number + before) for turn in found.turns))
-        begin, before = end, before + len(found.turns)
+        turns = tuple(replace(turn, number=turn.number + before) for turn in found.turns)
+        project = found.usage.project or project
+        yield replace(found, turns=turns, usage=found.usage._replace(project=project), place=place)
+        coming += [] if only else [(end, before + len(turns))]
 
 
 def numbered(session: Session, chosen: slice) -> Conversation:

@@ -39,6 +39,8 @@ from pltz.models.session.session import Session, kind_of, writing_in
 from pltz.plt_codec.container.frame import is_bytewise
 from pltz.plt_codec.limits import MAX_TOKENS
 
+PARTED = 1 << 24  # bytes of a text from which it is decoded in parts, where that will do
+
 
 @dataclass(frozen=True)
 class Tower:
@@ -138,9 +140,12 @@ class TowerReader:
 
         return PartedText(repr(version.name), [*itertools.accumulate(item.record.tokens for item in path)], read)
 
-    def is_long(self, version: Version) -> bool:
-        """Return whether a version is too long to be decoded at once."""
-        return is_bytewise(version.tokenizer) and (version.content.size or self.length(version)) > MAX_TOKENS
+    def is_long(self, version: Version, *, parted: bool = False) -> bool:
+        """Return whether a version is too long to be decoded at once, or to be ``parted``."""
+        if parted and kind_of(version.kind) != "text":
+            return False
+        most = PARTED if parted else MAX_TOKENS
+        return is_bytewise(version.tokenizer) and (version.content.size or self.length(version)) > most
 
     def _weight(self, version: Version) -> int:
         return self.length(version) // (LOG_SHARE if is_bytewise(version.tokenizer) else 1)
@@ -203,22 +208,25 @@ class SessionReader:
 
     def parted(self, version: Version) -> Session:
         """Return the session of a version, as `read`; a long one is decoded where slices are read, and raises then."""
-        if version.lacks or not self._reader.is_long(version):
+        if version.lacks or not self._reader.is_long(version, parted=True):
             return self.read(version)
         self._recorded([version])
         return Session("text", self._reader.text(version))
 
-    def read_many(self, versions: Iterable[Version], blocks: Blocks | None = None) -> Iterator[Session]:
+    def read_many(
+        self, versions: Iterable[Version], blocks: Blocks | None = None, *, parted: bool = False
+    ) -> Iterator[Session]:
         """Yield the sessions of versions in their order, decoded side by side. Raises the errors of `read`.
 
-        ``blocks``: as in `TowerReader.each`.
+        ``blocks``: as in `TowerReader.each`. ``parted``: long ones as of the function of this name.
         """
         chosen, workers = list(versions), self._codecs.workers
         logs = sum(v.content.size for v in chosen if v.tokenizer == LOG_TOKENIZER)
         workers.on |= workers.count > 0 and logs >= START_BYTES
-        for long, some in itertools.groupby(self._recorded(chosen), key=self._reader.is_long):
+        is_long, read = partial(self._reader.is_long, parted=parted), self.parted if parted else self._long
+        for long, some in itertools.groupby(self._recorded(chosen), key=is_long):
             if long:
-                yield from map(self._long, some)
+                yield from map(read, some)
             else:
                 yield from map(self.session, self._reader.each(some, blocks))
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from pltz.archive import Archive, ArchiveError, SearchHit, disk_bytes, last_of
-from pltz.datasets import Conversation, ConversationTurn, conversation_of, lines_of
+from pltz.datasets import Conversation, ConversationTurn, conversation_of, conversations_of, lines_of
 from pltz.plt_codec import PltzError
 from pltz.serving.server.errors import Refused
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 FRESH = 2.0  # seconds for which a look at the archive holds
 HITS = 20  # parts of sessions that a search shows
 READ = 4  # sessions that stay decoded
+WHOLE = 1 << 26  # bytes of a log, of a longer one the end is shown
 
 
 class Row(NamedTuple):
@@ -181,8 +182,10 @@ class Shelf:
             version = self._reading.directory.version(name, tenant, number, part)
             if version.id not in self._read:
                 session = self._shown(self._reading.sessions.read(version))
-                talk = conversation_of(session, every=True)
-                self._read[version.id] = Reading(version, session, talk, talk.turns or [lines_of(session)])
+                whole = len(session.value) <= WHOLE
+                talk, *talks = conversations_of(session) if whole else [conversation_of(session, every=True)]
+                turns = list(itertools.chain(talk.turns, *(more.turns for more in talks)))
+                self._read[version.id] = Reading(version, session, talk, turns or [lines_of(session)])
             self._read.move_to_end(version.id)
             while len(self._read) > READ:
                 self._read.popitem(last=False)

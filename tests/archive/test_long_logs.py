@@ -29,6 +29,7 @@ from pltz.plt_codec.container.frame import Method
 from pltz.plt_codec.errors import ContentError, LimitError, UsageError
 from tests.archive.maintenance.test_shrink import PROSE
 from tests.archive.test_logs import lines
+from tests.datasets.test_conversation import chain as talk
 
 SLICE, REACH, AT_ONCE = 1 << 13, 1 << 14, 1 << 15
 
@@ -43,6 +44,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commits, "FIRST", 3 * SLICE)
     for module in (chain, reader):
         monkeypatch.setattr(module, "MAX_TOKENS", AT_ONCE)
+    monkeypatch.setattr(reader, "PARTED", AT_ONCE)
 
 
 @pytest.fixture
@@ -225,6 +227,24 @@ def test_what_comes_again_is_stored_once_at_any_distance(cold: Archive, log: Pat
     assert put(cold, log).version == 2 and recalling(cold) > before > 3
     assert cold.get("log").value == log.read_bytes() and cold.get("log", version=1).value == pictured(200)
     assert cold.verify(decode=True).sound
+
+
+def test_a_search_decodes_the_parts_that_have_the_words(
+    cold: Archive, log: Path, coded: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("NEAR", "FAR"):
+        monkeypatch.setattr(f"pltz.datasets.conversation.{name}", SLICE)
+    rows = talk([None, *range(2399)])
+    rows[3]["message"]["content"] = rows[2377]["message"]["content"] = "zebra at last"
+    rows[500] = {"type": "progress", "sessionId": "s", "text": "x" * 3 * SLICE}  # a part that says nothing
+    log.write_bytes(b"".join(json.dumps(row).encode() + b"\n" for row in rows))
+    put(cold, log)
+    every = [hit.turn for hit in cold.search("turn", scan=True)]
+    assert [hit.turn for hit in cold.search("turn")] == every and len(set(every)) == 2397
+    coded.clear()
+    hits = sorted((hit.turn, hit.line) for hit in cold.search("zebra"))
+    assert hits == [(4, "zebra at last"), (2377, "zebra at last")]
+    assert 0 < -sum(coded) < log.stat().st_size // 3
 
 
 @pytest.mark.parametrize("told", [3 * SLICE, 1], ids=["as written", "otherwise"])

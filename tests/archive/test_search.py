@@ -124,7 +124,7 @@ def test_a_broken_session_hides_no_other(cold: Archive, monkeypatch: pytest.Monk
             raise LostError("gone")
         return read(self, version)
 
-    def none(*_: Any) -> Iterator[Any]:
+    def none(*_: Any, parted: bool) -> Iterator[Any]:
         raise LostError("one of them")
         yield
 

@@ -219,7 +219,7 @@ def test_what_cannot_be_read_is_counted_each_time(cold: Archive, monkeypatch: py
         return read(self, version)
 
     monkeypatch.setattr(type(cold.sessions), "read", broken)
-    monkeypatch.setattr(type(cold.sessions), "read_many", lambda self, some: map(self.read, some))
+    monkeypatch.setattr(type(cold.sessions), "read_many", lambda self, some, **_: map(self.read, some))
     for _ in range(2):
         hits = cold.search("bell")
         assert {next(hits).name for _ in range(2)} == {"a", "c"}
@@ -248,8 +248,8 @@ def test_what_is_taken_out_leaves_no_bytes_and_the_others_their_words() -> None:
     shard = Shard()
     shard.db.executemany("insert into said(rowid, words) values(?, ?)", [(1, f"bell {SECRET}"), (2, "bell horn")])
     for first in (1, 2):
-        row = (first, 1, bytes([first]), "t", "n", "", "chat", "", 0, "[]")
-        shard.db.execute("insert into part values(?,?,?,?,?,?,?,?,?,?)", row)
+        row = (first, 1, bytes([first]), "t", "n", "", "chat", "", 0, "[]", "[]")
+        shard.db.execute("insert into part values(?,?,?,?,?,?,?,?,?,?,?)", row)
     assert SECRET.encode()[2:] in shard.image(tidy=False)
     shard.remove([bytes([1])])
     image = shard.image(tidy=True)

@@ -76,7 +76,7 @@ def test_of_a_long_log_the_end_is_shown_or_turns_by_number(
 ) -> None:
     for name, size in (("conversation.NEAR", 1 << 12), ("conversation.FAR", 1 << 13)):
         monkeypatch.setattr(f"pltz.datasets.{name}", size)
-    monkeypatch.setattr("pltz.archive.catalog.reader.MAX_TOKENS", 1 << 12)
+    monkeypatch.setattr("pltz.archive.catalog.reader.PARTED", 1 << 12)
     with Archive.open(place) as cold:
         cold.put("long", b"".join(json.dumps(row).encode() + b"\n" for row in chain([None, *range(199)])))
     said = run("show", "long", "--last", 2).stdout
