@@ -16,6 +16,7 @@ import enum
 import struct
 import zlib
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -79,6 +80,7 @@ def tokenizer_of_bytes(method: int, splitter: int = 0) -> bytes:
     return bytes([method, splitter]).ljust(SIZE, b"\0")
 
 
+@lru_cache(256)
 def is_bytewise(tokenizer: bytes) -> bool:
     """Return whether the tokens of a tokenizer are bytes.
 
