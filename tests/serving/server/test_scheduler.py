@@ -205,15 +205,6 @@ def kv_of(scheduler: Scheduler, ids: list[int]) -> torch.Tensor:
         kv.release()
 
 
-def test_kv_that_nobody_holds_makes_room_for_turns(texts: Texts, scheduler_of: Make) -> None:
-    scheduler = scheduler_of(tokens=416, host_tokens=512)
-    for number in range(6):
-        ids = texts[0][60 * number : 60 * number + 300]
-        [found] = run(scheduler, Turn(ids, GREEDY, f"{number}"))
-        assert [found] == run(scheduler_of(), Turn(ids, GREEDY))
-    assert scheduler.store.stats().spilled
-
-
 def test_a_full_pool_lets_turns_wait_and_moves_kv(texts: Texts, scheduler_of: Make) -> None:
     scheduler = scheduler_of(tokens=416, host_tokens=512)
     whole = scheduler_of(tokens=8192)
