@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pltz.archive.catalog.lookup import Version, VersionName
     from pltz.datasets.agent_homes import AgentHome
     from pltz.datasets.secrets import Redactor
+    from pltz.models.session.session import Session
 
 
 @click.command(
@@ -69,7 +70,7 @@ def resume(
     cold = open_archive()
     name = one_meant(cold, name, tenant)
     whole = cold.directory.whole(name, tenant, number)
-    home = _home(cold, whole, moves, here)
+    session, home = _home(cold, whole, moves, here)
     files, notes = _files(cold, whole, home)
     over: Over = "missing" if home.content is None else "force"
     marked = redactor(redact)
@@ -79,7 +80,7 @@ def resume(
             code = folder.write(cold, files, bar)
         else:
             code = folder.put(files[0], iter([Session("text", home.content)]), bar)
-    notes = [*home.notes, *notes, *_after(cold, whole, home, folder, marked)]
+    notes = [*home.notes, *notes, *_after(session, home, folder, marked)]
     facts: dict[str, Any] = {"name": name, "version": whole.version, "agent": home.agent}
     facts |= {"id": home.id, "project": home.project}
     facts |= tell_redacted(marked)
@@ -97,8 +98,8 @@ def resume(
     click.get_current_context().exit(code)
 
 
-def _home(cold: "Archive", whole: "Version", moves: tuple[str, ...], here: bool) -> "AgentHome":
-    """Return where a session belongs. Raises UsageError."""
+def _home(cold: "Archive", whole: "Version", moves: tuple[str, ...], here: bool) -> "tuple[Session, AgentHome]":
+    """Return the log of a session, and where it belongs. Raises UsageError."""
     from pltz.datasets.agent_homes import home_of
 
     if whole.part:
@@ -106,7 +107,7 @@ def _home(cold: "Archive", whole: "Version", moves: tuple[str, ...], here: bool)
     session, parts = cold.sessions.read(whole.each[0]), [version.part for version in whole.each[1:]]
     home = home_of(session, whole.name, parts, moved=os.getcwd() if here else "")
     moved = moved_by(moves, home.project)
-    return home_of(session, whole.name, parts, moved=moved) if moved else home
+    return session, home_of(session, whole.name, parts, moved=moved) if moved else home
 
 
 def moved_by(moves: tuple[str, ...], project: str) -> str:
@@ -140,14 +141,11 @@ def _files(cold: "Archive", whole: "Version", home: "AgentHome") -> tuple[list[S
     return files, notes
 
 
-def _after(
-    cold: "Archive", whole: "Version", home: "AgentHome", folder: Folder, marked: "Redactor | None"
-) -> Iterator[str]:
+def _after(session: "Session", home: "AgentHome", folder: Folder, marked: "Redactor | None") -> Iterator[str]:
     """Do what the agent needs beside the files, and yield what it will miss."""
     from pltz.datasets.agent_homes import add_codex_row
     from pltz.datasets.conversation import left_out
 
-    session = cold.sessions.read(whole.each[0])
     if note := left_out(session):
         yield f"{home.agent} {note}"
     if home.agent == "codex" and folder.places:

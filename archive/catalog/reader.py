@@ -208,10 +208,13 @@ class SessionReader:
 
     def parted(self, version: Version) -> Session:
         """Return the session of a version, as `read`; a long one is decoded where slices are read, and raises then."""
-        if version.lacks or not self._reader.is_long(version, parted=True):
+        if not self._reader.is_long(version, parted=True):
             return self.read(version)
         self._recorded([version])
-        return Session("text", self._reader.text(version))
+        return self._parted(version)
+
+    def _parted(self, version: Version) -> Session:
+        return self._long(version) if version.lacks else Session("text", self._reader.text(version))
 
     def read_many(
         self, versions: Iterable[Version], blocks: Blocks | None = None, *, parted: bool = False
@@ -223,7 +226,7 @@ class SessionReader:
         chosen, workers = list(versions), self._codecs.workers
         logs = sum(v.content.size for v in chosen if v.tokenizer == LOG_TOKENIZER)
         workers.on |= workers.count > 0 and logs >= START_BYTES
-        is_long, read = partial(self._reader.is_long, parted=parted), self.parted if parted else self._long
+        is_long, read = partial(self._reader.is_long, parted=parted), self._parted if parted else self._long
         for long, some in itertools.groupby(self._recorded(chosen), key=is_long):
             if long:
                 yield from map(read, some)
