@@ -4,8 +4,25 @@ from pathlib import Path
 
 import pytest
 
-from pltz.datasets.file_names import FileOfName, below, heads_of
+from pltz.datasets.file_names import FileOfName, below, heads_of, log_name
 from pltz.plt_codec.errors import UsageError
+
+
+def test_a_log_has_one_name_however_it_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "projects/-home-me/events.jsonl"
+    file.parent.mkdir(parents=True)
+    file.touch()
+    for given in (file.parent.parent, file.parent, file):
+        assert log_name(str(given), str(file)) == "./-home-me/events"
+    (dashed := file.with_name("-a.jsonl")).touch()
+    for given in (file.parent.parent, file.parent, dashed):
+        assert log_name(str(given), str(dashed)) == "./-home-me/-a"
+    assert below(str(file.parent), str(dashed)) == "./-home-me/-a" and heads_of([str(dashed)])[str(dashed)] == "./-a"
+    below_it = file.parent / "0f3a/subagents/a1.jsonl"
+    for given in (file.parent.parent, file.parent, file.parent / "0f3a", below_it):
+        assert log_name(str(given), str(below_it)) == "./-home-me/0f3a/subagents/a1"
+    monkeypatch.chdir(file.parent)
+    assert log_name("events.jsonl", "events.jsonl") == log_name(".", "events.jsonl") == "./-home-me/events"
 
 
 def test_files_of_one_stem_get_their_folders(tmp_path: Path) -> None:
