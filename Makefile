@@ -81,10 +81,10 @@ docs: $(VENV)/.runtime
 	$(BIN)/python -m mkdocs build --quiet
 
 clean:
-	rm -rf $(VENV) build dist site *.egg-info plt_codec/engines/native/_native*.so plt_codec/container/_block_columns*.so coding/log/compiled_* kv/engines/_ans*.so kv/pool/_attend*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist site *.egg-info plt_codec/engines/native/_native*.so coding/log/compiled_* kv/engines/_ans*.so kv/pool/_attend*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 # Each stamp is as new as the last install it stands for: an unchanged checkout installs nothing again.
-INSTALLED_FROM := pyproject.toml constraints.txt $(wildcard setup.py coding/log/*.py plt_codec/engines/native/*.[ch] plt_codec/container/*.c archive/format/*.[ch] coding/*.c serving/eviction/*.c kv/*/*.[ch])
+INSTALLED_FROM := pyproject.toml constraints.txt $(wildcard setup.py coding/log/*.py plt_codec/engines/native/*.[ch] plt_codec/*.c archive/format/*.[ch] coding/*.c serving/eviction/*.c kv/*/*.[ch])
 
 $(VENV)/.runtime: $(INSTALLED_FROM) | $(BIN)/python
 	$(INSTALL) -e '.[all]'

@@ -91,13 +91,6 @@ setup(
             optional=True,
         ),
         Extension(
-            "pltz.plt_codec.container._block_columns",
-            sources=["plt_codec/container/block_columns.c"],
-            extra_compile_args=[*FLAGS, *EXTRA],
-            extra_link_args=EXTRA,
-            optional=True,
-        ),
-        Extension(
             "pltz.plt_codec._ppmd",
             sources=["plt_codec/ppmd.c"],
             extra_compile_args=[*FLAGS, *EXTRA],
@@ -130,7 +123,6 @@ setup(
     exclude_package_data={
         "pltz.plt_codec.engines.native": ["*.c", "*.h", "*.md"],
         "pltz.plt_codec": ["*.c"],
-        "pltz.plt_codec.container": ["*.c"],
         "pltz.coding": ["*.c"],
         "pltz.archive.format": ["*.md"],
         "pltz.kv": ["*.md"],

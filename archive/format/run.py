@@ -4,22 +4,20 @@
     varint m | columns: segments that each version lacks, moments, times | 4 m: first bytes of their leaves
     data: the codec's encoding of all tokens; a box in a sealed archive
 
-A column is the least of its numbers, a width, and what each exceeds the least by in so many bits. Versions stand
-newest first as differences, so a session of one version per turn spends a bit or none on most of them.
+Versions stand newest first as differences, so a session of one version per turn spends a bit or none on most of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from pltz.archive.format.ids import LEAF
 from pltz.archive.format.record import MAX_MOMENT, TICK_BITS, Record
+from pltz.plt_codec.container.columns import read_column, write_column
 from pltz.plt_codec.errors import CorruptError
-from pltz.plt_codec.varint import MAX_VALUE, read_varint, write_varint
+from pltz.plt_codec.varint import read_varint, write_varint
 
 MAX_RUN = 4096  # segments; also older versions
-MAX_WIDTH = 64  # bits
 
 
 class OlderVersion(NamedTuple):
@@ -67,8 +65,8 @@ def pack_run(run: Run, moment: int, time: int) -> bytes:
             ([(v.moment >> TICK_BITS) for v in run.versions], [v.time for v in run.versions]),
         )
     )
-    parts = [write_varint(len(run.lengths)), _column(run.lengths), write_varint(len(run.versions))]
-    parts += map(_column, (lacks, moments, apart))
+    parts = [write_varint(len(run.lengths)), write_column(run.lengths), write_varint(len(run.versions))]
+    parts += map(write_column, (lacks, moments, apart) if run.versions else ())
     return b"".join([*parts, *(v.leaf for v in run.versions), run.data])
 
 
@@ -78,16 +76,15 @@ def unpack_run(record: Record) -> Run:
     count, at = read_varint(bits, 0)
     if not 0 < count <= MAX_RUN:
         raise CorruptError(f"a run of {count} segments, expected 1 to {MAX_RUN}: damaged")
-    lengths, at = _read_column(bits, at, count)
+    lengths, at = read_column(bits, at, count)
     if sum(lengths) != record.tokens:
         raise CorruptError(f"a run of {sum(lengths)} tokens, expected {record.tokens}: damaged")
     older, at = read_varint(bits, at)
     if older > (0 if record.name is None else MAX_RUN):
         raise CorruptError(f"a run with {older} older versions, which is too many: damaged")
-    columns = []
-    for _ in range(3):
-        column, at = _read_column(bits, at, older)
-        columns.append(column)
+    columns = [list[int]()] * 3
+    for n in range(3 if older else 0):
+        columns[n], at = read_column(bits, at, older)
     if at + LEAF * older > len(bits):
         raise CorruptError("a run ends before its versions do: damaged")
     versions, lacks, moment = [], 0, record.moment
@@ -99,35 +96,6 @@ def unpack_run(record: Record) -> Run:
         versions.append(OlderVersion(lacks, moment, time, bits[at : at + LEAF]))
         at += LEAF
     return Run(lengths, versions, bits[at:])
-
-
-def _column(values: Sequence[int]) -> bytes:
-    """Return numbers, 0 to 2^64 - 1, as a column.
-
-    >>> _column([100, 103, 101]).hex(), _column([7] * 40).hex(), _column([])
-    ('64021c', '0700', b'')
-    """
-    if not values:
-        return b""
-    least = min(*values, MAX_VALUE)
-    width = (max(values) - least).bit_length()
-    packed = sum(value - least << width * n for n, value in enumerate(values))
-    return write_varint(least) + bytes([width]) + packed.to_bytes(-(-width * len(values) // 8), "little")
-
-
-def _read_column(data: bytes, at: int, count: int) -> tuple[list[int], int]:
-    """Return the numbers of a column and the offset after it. Raises CorruptError."""
-    if not count:
-        return [], at
-    least, at = read_varint(data, at)
-    width = data[at] if at < len(data) else MAX_WIDTH + 1
-    end = at + 1 + -(-width * count // 8)
-    if width > MAX_WIDTH or end > len(data):
-        raise CorruptError("a run ends within its numbers: damaged")
-    packed, mask = int.from_bytes(data[at + 1 : end], "little"), (1 << width) - 1
-    if packed >> width * count:
-        raise CorruptError("a run has numbers that are not filled up with zeros: damaged")
-    return [least + (packed >> width * n & mask) for n in range(count)], end
 
 
 def _signed(value: int) -> int:

@@ -1,4 +1,4 @@
-"""The C code of packs, PPMd and KV under its tests, with AddressSanitizer and UndefinedBehaviorSanitizer."""
+"""The C code of PPMd, BPE and KV under its tests, with AddressSanitizer and UndefinedBehaviorSanitizer."""
 
 import os
 import subprocess
@@ -12,10 +12,6 @@ from tests.compiled import compiled, preprocessed
 
 ROOT = Path(__file__).parents[2]
 MODULES = {  # the module, its source, its tests
-    "pltz.plt_codec.container._block_columns": (
-        "plt_codec/container/block_columns.c",
-        "tests/plt_codec/container/test_block_columns.py",
-    ),
     "pltz.plt_codec._ppmd": ("plt_codec/ppmd.c", "tests/plt_codec/test_ppmd.py"),
     "pltz.models.bundle._bpe": ("models/bundle/bpe.c", "tests/models/bundle/test_tokenizer.py"),
     "pltz.kv.engines._ans": ("kv/engines/ans.c", "tests/kv/engines/test_streams.py"),

@@ -108,19 +108,15 @@ def _records(
 def run_of(data: bytes, tokens: int, moment: int) -> tuple[list[int], list[tuple[int, int, int, bytes]], int]:
     """Return what a run has before its bitstring: lengths, older versions (as in `Version`), and how many bytes."""
     fields, versions, lacks = Fields(data), [], 0
-    lengths = _numbers(fields, fields.varint())
+    lengths = column(fields, fields.varint())
     refuse(sum(lengths) != tokens, "a run of other tokens")
     older = fields.varint()
-    for more, earlier, apart in [*zip(*([*map(signed, _numbers(fields, older))] for _ in range(3)), strict=True)]:
+    moves = [[*map(signed, column(fields, older))] for _ in range(3) if older]
+    for more, earlier, apart in [*zip(*moves, strict=True)]:
         lacks, moment = lacks + more, moment - earlier
         refuse(not 0 <= lacks < len(lengths), "a version outside its run")
         versions.append((lacks, moment, (moment >> 20) - apart, fields.take(4)))
     return lengths, versions, fields.at
-
-
-def _numbers(fields: Fields, count: int) -> list[int]:
-    least, width = (fields.varint(), fields.number(1)) if count else (0, 0)
-    return [least + more for more in column(fields, width, count)]
 
 
 def opened(record: Record, keys: Keyring) -> Record:

@@ -102,15 +102,14 @@ def u32(numbers: Iterable[int]) -> bytes:
     return b"".join(number.to_bytes(4, "little") for number in numbers)
 
 
-def column(fields: Fields, shape: int, count: int) -> list[int]:
-    """Return the numbers of a column, less the least one."""
-    bits, order = Bits(fields), shape - 64
-    if shape <= 33:
-        return [bits.take(shape) for _ in range(count)]
-    refuse(not 0 <= order <= 33, f"a column of shape {shape}")
-    widths = [next((width for width in range(order, 34) if bits.take(1)), 34) for _ in range(count)]
-    refuse(max(widths) > 33, "a number over 33 bits")
-    return [(1 << width) + bits.take(width) - (1 << order) for width in widths]
+def column(fields: Fields, count: int, most: int = 64) -> list[int]:
+    """Return the numbers of a column, each at most so many bits above the least one."""
+    least, width = fields.varint(), fields.number(1)
+    refuse(width > most, f"a column of {width} bits")
+    bits = Bits(fields)
+    found = [least + bits.take(width) for _ in range(count)]
+    refuse(bits.take(-width * count % 8) > 0, "a column that is not filled up with zeros")
+    return found
 
 
 def signed(number: int) -> int:
@@ -135,14 +134,9 @@ def block(data: bytes, at: int, salt: bytes, known: Collection[int]) -> Block:
     refuse(not 1 <= count <= 128, f"a block of {count} records")
     numbers = [number for number in range(16) if present >> number & 1]
     refuse(not set(numbers) <= set(known), "a block with a column of a newer version", Newer)
-    rate = head.number(2) if 5 in numbers and count > 1 else 0
-    shapes = [(head.varint(), head.number(1) if count > 1 else 0) for _ in numbers]
     columns = {number: [0] * count for number in known}
-    for number, (least, shape) in zip(numbers, shapes, strict=True):
-        columns[number] = [least + more for more in column(head, shape, count)]
-    if rate:
-        columns[5] = [(n * rate >> 12) + signed(d) for n, d in zip(columns[4], columns[5], strict=True)]
-    refuse(min(columns[5]) < 0 or sum(columns[5]) != body_size, "bitstrings that do not fill their block")
+    columns |= {number: column(head, count, 32) if count > 1 else [head.varint()] for number in numbers}
+    refuse(sum(columns[5]) != body_size, "bitstrings that do not fill their block")
     bitstrings, pieces = [outer.take(size) for size in columns[5]], [b""]
     for one in bitstrings:
         pieces += [b""] if len(pieces[-1]) >= PIECE else []

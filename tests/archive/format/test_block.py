@@ -13,7 +13,6 @@ from pltz.archive.format import block
 from pltz.archive.format.block import Block, PackFields, encode, split
 from pltz.archive.format.ids import NO_SEGMENT, segment_of
 from pltz.archive.format.record import Mark, Record
-from pltz.plt_codec.container import block as blocks
 from pltz.plt_codec.container.block import pieces_of
 from pltz.plt_codec.errors import ContentError, CorruptError, FormatError, UsageError, VersionError
 from tests.examples import examples
@@ -109,15 +108,6 @@ def test_records_are_stored_as_specified_and_come_back(rows: list[Record]) -> No
     assert found.versions() == [r.mark.version for r in rows if r.mark]
     named = {*found.parents()} - {NO_SEGMENT}
     assert named - {r.id for r in rows} <= set(found.elsewhere()) <= named
-
-
-def test_python_reads_columns_where_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "read_columns", blocks.read_columns_here)
-    rows = [Record(0, name="", veil=b"v" * 25, moment=MOMENT + 3**n, time=TIME + 9 * n) for n in range(0, 30, 2)]
-    rows = [r._replace(context=SEALED) for r in rows]
-    data = encoded(rows)
-    found = Block.of(data, BEGIN, FIELDS)
-    assert found.records(data[found.size :]) == rows
 
 
 @settings(max_examples=examples(150), deadline=None)

@@ -28,7 +28,8 @@ from pltz.models.session import spelling
 from pltz.models.session.session import Session
 from pltz.models.session.transcript import to_tokens
 from pltz.plt_codec import ppmd
-from pltz.plt_codec.container.block import encode_block, pack
+from pltz.plt_codec.container.block import encode_block
+from pltz.plt_codec.container.columns import write_column
 from pltz.plt_codec.engines.token_coder import TokenCoder
 from pltz.plt_codec.engines.torch import TorchEngine
 from pltz.plt_codec.lanes import Layout
@@ -50,13 +51,9 @@ def integers() -> Vectors:
 
 
 def columns() -> Vectors:
-    """Numbers of a column less the least one, its shape, and their bytes."""
-    lists = [[0], [5, 0, 31], [*range(17)], [(1 << 33) - 1, 0], [0, 0, 1, 0, 2, 0, 0, 90], [7, 3, 300, 12, 0, 1] * 5]
-    found = []
-    for numbers in lists:
-        shape, data = pack(np.array(numbers, np.int64))
-        found.append({"numbers": numbers, "shape": shape, "bytes": data.hex()})
-    return found
+    """Numbers of a column, and their bytes."""
+    lists = [[0], [5, 0, 31], [7] * 40, [*range(100, 117)], [(1 << 64) - 1, 0], [7, 3, 300, 12, 0, 1] * 5]
+    return [{"numbers": numbers, "bytes": write_column(numbers).hex()} for numbers in lists]
 
 
 def blocks() -> Vectors:
