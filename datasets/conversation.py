@@ -27,6 +27,7 @@ from pltz.datasets.turns import BESIDE, Message, joined, without_tools
 from pltz.datasets.usage import NOT_KNOWN, Usage, usage_of
 from pltz.models.session.long_text import LongText
 from pltz.models.session.session import Session
+from pltz.plt_codec.limits import MAX_BYTES
 
 if TYPE_CHECKING:
     from pltz.models.target.target import Target
@@ -103,8 +104,7 @@ def conversation_of(session: Session, *, every: bool = False, least: int = 1) ->
     if session.kind == "ids":
         return Conversation("", (), 0)
     if not is_long(session):
-        whole = session.value[:] if isinstance(session.value, LongText) else session.value
-        return _conversation(*(_parsed(whole) if session.kind == "text" else _events(whole)), every)
+        return _conversation(*_whole(session), every)
     size = NEAR
     while True:
         tail = session.value[-size:]
@@ -119,6 +119,8 @@ def conversation_of(session: Session, *, every: bool = False, least: int = 1) ->
     bound = f"of its {len(session.value):,} bytes the last {len(tail):,} are looked at"
     turns = tuple(replace(turn, number=turn.number - len(found.turns) - 1) for turn in found.turns)
     because = "; ".join(filter(None, (bound, found.because)))
+    if not turns and len(session.value) <= MAX_BYTES:  # a document
+        return _conversation(*_whole(session), every)
     return replace(found, turns=turns, because=because) if turns else found
 
 
@@ -154,6 +156,9 @@ def conversations_of(session: Session, only: Sequence[Place] = ()) -> Iterator[C
         end = text.find(b"\n", end, end + FAR) + 1 or end  # a line that is longer is cut, and cannot be read
         found = _conversation(*_of_lines(text[begin:end], known), True)
         turns = tuple(replace(turn, number=turn.number + before) for turn in found.turns)
+        if not (turns or begin) and len(text) <= MAX_BYTES:  # a document
+            yield _conversation(*_whole(session), True)
+            return
         project = found.usage.project or project
         yield replace(found, turns=turns, usage=found.usage._replace(project=project), place=place)
         coming += [] if only else [(end, before + len(turns))]
@@ -178,10 +183,11 @@ def log_of(session: Session) -> tuple[str, Any]:
     text = session.value
     if session.kind == "ids":
         return "", None
-    if isinstance(text, LongText):
-        known, value, _ = _of_lines(text[:FAR], _format_of(text[:FIRST]))
-    else:
-        known, value, _ = _parsed(text) if session.kind == "text" else _events(text)
+    known, value = _format_of(text[:FIRST]) if is_long(session) else None, None
+    if known:
+        _, value, _ = _of_lines(text[:FAR], known)
+    elif not is_long(session) or len(text) <= MAX_BYTES:
+        known, value, _ = _whole(session)
     return (known.name, value) if known and known.noun == "agent log" else ("", None)
 
 
@@ -224,6 +230,12 @@ def rendered(model: Target, messages: list[Message]) -> Session:
 
 
 Parsed = tuple[InputFormat | None, Any, int]  # format, value, and lines that cannot be read
+
+
+def _whole(session: Session) -> Parsed:
+    """Return the format and the value of a session."""
+    value = session.value[:] if isinstance(session.value, LongText) else session.value
+    return _parsed(value) if session.kind == "text" else _events(value)
 
 
 def _given(value: Any) -> Parsed:

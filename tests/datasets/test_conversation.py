@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pltz.datasets.conversation import conversation_of, conversations_of, messages_of, numbered
+from pltz.datasets.conversation import conversation_of, conversations_of, is_long, log_of, messages_of, numbered
 from pltz.datasets.turns import joined, without_tools
 from pltz.models.session.long_text import LongText
 from pltz.models.session.session import Session
@@ -369,6 +369,18 @@ def test_of_a_long_log_the_end_is_shown_and_all_is_searched(monkeypatch: pytest.
     every = [turn for part in conversations_of(long) for turn in part.turns]
     assert [(turn.number, turn.text) for turn in every] == [(n + 1, f"turn {n}") for n in range(200)]
     assert numbered(long, slice(7, 9)).turns == tuple(every[7:9]) and not numbered(long, slice(200, None)).turns
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_a_document_is_looked_at_as_a_whole(monkeypatch: pytest.MonkeyPatch, indent: int | None) -> None:
+    for name in ("NEAR", "FAR"):
+        monkeypatch.setattr(f"pltz.datasets.conversation.{name}", 1 << 8)
+    data = json.dumps(GEMINI_LOG, indent=indent).encode() + b"\n"
+    for value in (data, LongText.filled("x", [data])):
+        session = Session("text", value)
+        assert is_long(session) and log_of(session) == ("gemini-cli", GEMINI_LOG)
+        [every], wanted = conversations_of(session), conversation_of(Session("chat", GEMINI_LOG)).turns
+        assert conversation_of(session).turns == every.turns == wanted != ()
 
 
 def test_lines_that_are_no_events_are_left_out_and_counted() -> None:
