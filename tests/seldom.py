@@ -85,7 +85,7 @@ class Recorder:
     def record(self) -> None:
         """Write what passed, beside what passed before of other files that are still there."""
         fresh = {file: digest(file, patterns) for file, patterns in self.patterns.items() if file not in self.failed}
-        both = {file: old for file, old in (passed() | fresh).items() if file in self.patterns}
+        both = {file: old for file, old in (passed() | fresh).items() if (ROOT / file).exists()}
         PASSED.write_text(json.dumps(dict(sorted(both.items())), indent=1) + "\n", "utf8")
 
 
