@@ -104,12 +104,12 @@ def copy(
         gone = (f"; erased: {erased:,}" if erased else "") + (f"; not copied, as damaged: {lost:,}" if lost else "")
         verb = "would be copied" if dry_run else "copied, read back and compared"
         click.echo(f"{counted(copied, 'version')} {verb}; there already: {there:,}{gone}", err=True)
-    elif part:
-        counts = {"copied": copied, "there": there, "erased": erased, "lost": lost}
-        show(report_of(part, counts | told), "", as_json)
     # A copy of everything is whole only where no damage hid a version.
     if not names:
         source.directory.want_whole(f"went through {counted(copied + there, 'version')} of {place}", tenant)
+    if as_json and part:
+        counts = {"copied": copied, "there": there, "erased": erased, "lost": lost}
+        show(report_of(part, counts | told), "", as_json)
     click.get_current_context().exit(code)
 
 

@@ -172,13 +172,13 @@ def get(
             destination.write(_rendered(cold, chosen, blocks, form, bar, marked), whole=bool(names))
     found |= tell_redacted(marked)
     if into:
-        report(report_of(part, found | counts), as_json)
-    elif destination and as_json:
+        report(found | counts, as_json)
+    if not names:  # before what may be the report of a part
+        cold.directory.want_whole(f"went through {counted(len(chosen), 'session')}", tenant)
+    if destination and as_json:
         destination.report(json.dumps(report_of(part, found | {"bytes": destination.written})))
     elif destination and to != "-":
         destination.report(f"{to}: {counted(len(chosen), 'session')}{f', part {part}' if part else ''}")
-    if not names:
-        cold.directory.want_whole(f"went through {counted(len(chosen), 'session')}", tenant)
     click.get_current_context().exit(code)
 
 

@@ -102,7 +102,7 @@ def test_any_history_comes_back(cold: SessionArchive, steps: list[tuple[int, int
     for number, (kept, new, based) in enumerate(steps):
         tokens = np.concatenate([tokens[:kept], np.random.default_rng(number).integers(0, 1000, new)])
         ends = tuple(sorted(data.draw(st.sets(st.integers(1, 80), max_size=3))))
-        put(cold, name, tokens, prefixes=ends, base="b" if based else "", time=number)
+        put(cold, name, tokens, prefixes=ends, base="b" if based else None, time=number)
         if not wanted or wanted[-1] != tokens.tolist():
             wanted.append(tokens.tolist())
         assert cold.get_ids(name).ids.tolist() == tokens.tolist()
