@@ -185,7 +185,7 @@ def _item(source: ByteInput, between: bytes) -> tuple[Any, int, int] | None:
             value, end = _DECODER.raw_decode(text)
             start = len(data) - len(item)
             return value, start, start + len(text[:end].encode())
-        if len(data) < size or size > MAX_BYTES:
+        if len(data) < size or size > min(source.limit, MAX_BYTES):
             return None
         size *= 2
 
