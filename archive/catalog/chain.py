@@ -329,6 +329,7 @@ class Chains:
         begun = [
             self._begin_chain(codec, items)
             for path in paths
+            if len(path) > 1 or self._is_log(path[0])
             for codec, items in self._chains_in(path)
             if codec.carries or len(paths) == 1 < len(items)
         ]
@@ -577,6 +578,9 @@ class Chains:
             answer = self._answers[segment]
             return 0 if isinstance(answer, PltzError) else len(answer)
         return self._places[segment][0].record.tokens
+
+    def _is_log(self, segment: bytes) -> bool:
+        return any(item.context.method == Method.LOG for item in self._places.get(segment, ()))
 
     def _chains_in(self, path: Sequence[bytes]) -> Iterator[tuple[SegmentCodec, list[Found]]]:
         """Yield the segments of a path that are not decoded yet, in chains that one codec decodes, each after another.

@@ -136,7 +136,8 @@ def write_columns(columns: Mapping[int, Sequence[int]], count: int) -> tuple[int
     ``columns``: values of ``count`` records, by the number of the column. One of zeros alone is left out.
     """
     present = {number: values for number, values in sorted(columns.items()) if any(values)}
-    data = (write_column(values) if count > 1 else write_varint(values[0]) for values in present.values())
+    firsts = [values[0] for values in present.values()]
+    data = map(write_column, present.values()) if count > 1 else map(write_varint, firsts)
     return sum(1 << number for number in present), b"".join(data)
 
 
@@ -218,17 +219,20 @@ class BlockHead:
             raise VersionError(
                 f"the block at byte {offset} has columns {there:#06x}, of a newer version: use a newer pltz"
             )
-        columns = [NOTHING] * COLUMNS
+        columns, present = [NOTHING] * COLUMNS, [n for n in range(COLUMNS) if there >> n & 1]
+        found = list[list[int]]()
         try:
-            for number in (n for n in range(COLUMNS) if there >> n & 1):
+            for _ in present:
                 if count > 1:
                     values, begin = read_column(head, begin, count, MAX_WIDTH)
                 else:
                     value, begin = read_varint(head, begin)
                     values = [value]
-                columns[number] = Column.of(values)
+                found.append(values)
         except CorruptError as exc:
             raise CorruptError(f"the block at byte {offset}: {exc}") from exc
+        for number, values in zip(present, found, strict=True):
+            columns[number] = Column.of(values)
         return cls(offset, count, size, body, columns, head, begin)
 
     def lists(self) -> list[list[int]]:
