@@ -4,8 +4,8 @@
     sources.of(parent, decode)(1_234_567, 300_000)     # the passage at a byte of the log that ends in a segment
 
 A segment is decoded when something of it is recalled, and stays in a temporary file: so each once, and memory holds
-none. What it recalls itself is decoded while it waits. What that recalls is decoded in a row: from where a writer
-forgot what was before, or, of another writer, from the root. So no more wait for each other.
+none. What it recalls itself is decoded while it waits. Where `WAITING` wait for each other already, all are decoded in
+a row from the root on, and none waits.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ from pltz.archive.errors import LostError
 from pltz.archive.format.ids import NO_SEGMENT, Tokens
 from pltz.archive.format.index_file import SEGMENTS
 from pltz.coding.codecs.codec import as_bytes
-from pltz.coding.log.recall import REMEMBERED, Source, passage
+from pltz.coding.log.recall import Source, passage
 from pltz.models.session.long_text import LongText
 from pltz.plt_codec.errors import CorruptError, PltzError, UsageError
 
 if TYPE_CHECKING:
     from pltz.archive.catalog.catalog import Catalog
+
+WAITING = 2  # segments that wait in memory for what they recall, some 25 MB each
 
 
 class Sources:
@@ -68,8 +70,7 @@ class Sources:
             number = bisect_right(ends, place)
             if number == len(ends):
                 raise CorruptError(f"a log recalls byte {place}, which is not before it: damaged")
-            first = (number, self._begin(ends[:number]), 0)[min(self._waiting, 2)]
-            for name in path[first : number + 1]:
+            for name in path[0 if self._waiting == WAITING else number : number + 1]:
                 if name not in self._kept:
                     self._waiting += 1
                     try:
@@ -84,15 +85,6 @@ class Sources:
             return passage(content, kept + place - begin, most)
 
         return source
-
-    @staticmethod
-    def _begin(ends: list[int]) -> int:
-        """Return the first segment that a writer remembers, of segments that end there, and one behind them."""
-        first = since = 0
-        for number, end in enumerate(ends, 1):
-            if end - since >= REMEMBERED:
-                first, since = number, end
-        return first
 
     def _path(self, leaf: bytes) -> list[bytes]:
         """Return the segments of a tower, from the root on, and note their places. Raises LostError, StoreError."""

@@ -29,7 +29,6 @@ NO_STARTS = [*b",:]}"]  # what stands behind a string that ends, so not within o
 LEAST = 32  # bytes of a passage that is remembered: an id has 36
 LONG = 1 << 10  # bytes from which it is left out also where the part has it twice, or is coded after others
 MOST = 1 << 18  # passages that are remembered, 35 MB; of more the shorter ones are forgotten
-REMEMBERED = 3 << 23  # bytes after which all are: what is read decodes no more of what is before it
 SIZE = 12  # bytes of a recall
 LENGTH_BITS = 27  # of a place that is remembered, its lowest: the bytes of the passage
 STEP = 1 << 8  # bytes in which the end of a passage is looked for first
@@ -57,7 +56,6 @@ class Passages:
     def __init__(self, log: LogBytes) -> None:
         self._log, self._least = log, LEAST
         self._places: dict[int, int] = {}  # hash of a passage -> its first place, and its bytes
-        self._since = 0
 
     def recalled(self, content: bytes, begin: int, near: int) -> Recalled | None:
         """Return a part of the log without the passages that stood in it before; None where it has none.
@@ -67,7 +65,6 @@ class Passages:
             begin: its place in the log.
             near: place from which on the log is remembered without this; ``begin``: it is not.
         """
-        self._forget(begin)
         rows = _passages(content, self._least)
         times, least = Counter(row[3] for row in rows), 0 if near == begin else LONG
         numbers, sources, expected, behind = list[int](), list[int](), 0, 0
@@ -89,16 +86,11 @@ class Passages:
 
     def add(self, content: bytes, begin: int) -> None:
         """Remember a part that is stored. ``begin``: its place in the log."""
-        self._forget(begin)
         self._remember(_passages(content, self._least), begin)
 
     def source(self, place: int, most: int) -> bytes:
         """Return the passage at a place, as a `Source`."""
         return passage(self._log, place, most)
-
-    def _forget(self, begin: int) -> None:
-        if begin - self._since >= REMEMBERED:
-            self._places, self._since = {}, begin
 
     def _remember(self, rows: list[tuple[int, int, int, int]], begin: int) -> None:
         places = self._places

@@ -54,12 +54,6 @@ def test_what_stands_near_or_often_is_left_to_the_table() -> None:
     assert found and found.own == b'""""'
 
 
-def test_what_was_remembered_long_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = b'"' + b"forty characters, which are enough to count" + b'"'
-    monkeypatch.setattr(recall, "REMEMBERED", 2 * len(text))
-    assert [found is None for found in taken_out([text] * 6)] == [True, False] * 3
-
-
 def test_the_shortest_are_forgotten_where_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recall, "MOST", 120)
     dice = random.Random(1)
