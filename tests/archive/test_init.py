@@ -5,7 +5,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from threading import Barrier
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -72,7 +72,7 @@ def test_another_init_at_any_call_of_one(codec: SegmentCodec, first: bool, secon
         store = DirectoryStore(SimDisk())
         others: list[TowerArchive | PltzError] = []
         broken = Interrupted(store, at, partial(made_too, store, codec, keys[1], others))
-        mine = made(broken, codec, keys[0])
+        mine = made(cast("Store", broken), codec, keys[0])
         if not others:
             break
         check_one_won(store, codec, [mine, *others], keys)

@@ -102,7 +102,7 @@ def test_sessions_with_secrets_are_listed_by_kind(run: Run, cold: Path, logs: Pa
     done = run("search", "-r", cold, "--secrets")
     assert sorted(done.stdout.splitlines()) == [
         "default  ./-home-me-shop/0f3a  1 aws-key",
-        "default  ./-home-me-shop/0f3a/tool-results/1.txt  1 basic-auth",
+        "default  ./-home-me-shop/0f3a --part tool-results/1.txt  1 basic-auth",
     ]
     rows = {row["part"]: row["kinds"] for row in lines(run("search", "-r", cold, "--secrets", "--json"))}
     assert rows == {"": {"aws-key": 1}, "tool-results/1.txt": {"basic-auth": 1}}

@@ -23,7 +23,7 @@ def in_bucket(s3_server: S3Server, folder: Path) -> tuple[ObjectStore, str, byte
     """Put an index over 3,000 packs, as large as one is of which ranges are read, and return its name and bytes."""
     store = ObjectStore(s3_server.place(), folder)
     names = [os.urandom(SIZE) for _ in range(3_000)]
-    data = index_file.build([Names(names)], dict.fromkeys(names, 1000))  # type: ignore[list-item]
+    data = index_file.build([Names(names)], dict.fromkeys(names, 1000))
     name = index(index_file.name_of(data))
     assert store.put(name, data)
     s3_server.requests.clear()

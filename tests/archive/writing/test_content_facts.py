@@ -12,7 +12,7 @@ from pltz.models.session.session import Session
 from pltz.plt_codec.errors import ContentError
 
 ASKED = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Where\n is it?"}]
-EVENTS = [
+EVENTS: list[dict[str, Any]] = [
     {"type": "summary", "summary": "s", "leafUuid": "u"},
     {"type": "user", "uuid": "1", "parentUuid": None, "sessionId": "s", "timestamp": "2026-08-01T10:00:00Z",
      "message": {"role": "user", "content": "<command-name>/clear</command-name>"}},
