@@ -148,12 +148,7 @@ def check_name(name: str) -> None:
         raise UsageError("expected a name, found nothing")
     if name.isascii() and len(name) <= MAX_NAME:
         return
-    try:
-        size = len(name.encode())
-    except UnicodeEncodeError as exc:
-        raise ContentError(f"the name {name!r} is not valid Unicode: use another one") from exc
-    if size > MAX_NAME:
-        raise ContentError(f"a name has {size} bytes, at most {MAX_NAME} are allowed")
+    _check_text(name, "name", MAX_NAME)
 
 
 def check_part(part: str) -> None:
@@ -164,12 +159,16 @@ def check_part(part: str) -> None:
     """
     if (part and any(word in ("", ".", "..") for word in part.split("/"))) or "\0" in part:
         raise ContentError(f"expected the path of a part, relative and without . and .., found {part!r}")
+    _check_text(part, "path of a part", MAX_PART)
+
+
+def _check_text(text: str, what: str, most: int) -> None:
     try:
-        size = len(part.encode())
+        size = len(text.encode())
     except UnicodeEncodeError as exc:
-        raise ContentError(f"the path {part!r} is not valid Unicode: use another one") from exc
-    if size > MAX_PART:
-        raise ContentError(f"the path of a part has {size} bytes, at most {MAX_PART} are allowed")
+        raise ContentError(f"the {what} {text!r} is not valid Unicode: use another one") from exc
+    if size > most:
+        raise ContentError(f"the {what} has {size} bytes, at most {most} are allowed")
 
 
 def pack_about(

@@ -7,7 +7,7 @@ from pltz.archive.errors import ArchiveError
 from pltz.archive.format import object_names
 from pltz.archive.format.manifest import Manifest
 from pltz.archive.format.pack import Damage
-from pltz.archive.maintenance.collect import SMALL, _tiers
+from pltz.archive.maintenance.collect import SMALL, Collector, _tiers
 from pltz.archive.writing.writer import Publisher
 from tests.archive.kit import NewSession, SimDisk, TowerArchive, create, reopen
 
@@ -39,6 +39,22 @@ def test_nothing_is_deleted_where_a_copy_lacks_a_record(filled: TowerArchive, mo
     assert packs < object_names.pack.listed(filled.store.list).keys()
     assert not filled.catalog.listing.present.gone
     assert filled.collect().deleted == len(packs) and names(filled) == ["s0", "s2", "s3"]
+
+
+def test_parity_of_a_pack_that_vanishes_meanwhile_stays(
+    filled: TowerArchive, disk: SimDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack, sweep = filled.version("s0").location.pack, Collector._sweep
+
+    def vanishing(collector: Collector) -> None:
+        disk.unlink(object_names.pack(pack))
+        collector.catalog.refresh()
+        sweep(collector)
+
+    monkeypatch.setattr(Collector, "_sweep", vanishing)
+    with pytest.raises(ArchiveError):
+        filled.collect()
+    assert pack in object_names.parity.listed(filled.store.list)
 
 
 def test_a_pack_stays_for_the_time_of_grace(filled: TowerArchive, disk: SimDisk) -> None:
